@@ -1,0 +1,1 @@
+"""How a strategy is measured and judged. Imports strategies; nothing in here is imported by them."""

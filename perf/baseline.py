@@ -1,0 +1,201 @@
+"""Baselines: measured values of a cell on a machine, and its invariants on any machine; one JSON file each.
+
+Files hold measurements, never thresholds. They are read here and written by `tools.approve` alone (local provisional ones,
+outside of `baselines/`, by the plugin on request).
+"""
+
+import hashlib
+import statistics
+from pathlib import Path
+from typing import ClassVar, Self, TypeVar
+
+import msgspec
+
+from perf import jsonfile, stats
+from perf.cell import Cell, Recipe
+from perf.hardware import Machine
+from perf.measurement import RankLedger
+from perf.record import Software
+from strategies.spec import Value
+
+INVARIANTS = "invariants"
+LEAST_NIGHTS, LEAST_RUNS = 3, 9
+"""Fewer than this is a provisional baseline."""
+LEAST_CELLS_FOR_PRIOR = 3
+
+
+class Sealed(Value, kw_only=True):
+    """A stored record with a checksum over all its other fields, so that a merge that mixed two records is found."""
+
+    checksum: str = ""
+
+    def sealed(self) -> Self:
+        return msgspec.structs.replace(self, checksum=self._digest())
+
+    def is_whole(self) -> bool:
+        return self.checksum == self._digest()
+
+    def _digest(self) -> str:
+        bare = msgspec.structs.replace(self, checksum="")
+        return hashlib.sha256(jsonfile.dumps(bare).encode()).hexdigest()[:16]
+
+
+class Origin(Value, kw_only=True):
+    """Where recorded values come from."""
+
+    run_id: str
+    date: str
+    commit: str | None
+    dirty: bool | None
+    host: str
+    cpu: str
+    software: Software
+    variables: dict[str, str]
+    reason: str | None = None
+
+    def build(self) -> tuple[str | None, bool | None, Software]:
+        """What makes two test runs nights of the same build."""
+        return self.commit, self.dirty, self.software
+
+
+class BaselineRun(Value, kw_only=True):
+    """One run of a night."""
+
+    step_times_s: tuple[float, ...]
+    """Per timed step, the slowest rank's."""
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    peak_resident_bytes: int
+
+
+class Night(Value, kw_only=True):
+    """One test run of one build."""
+
+    origin: Origin
+    runs: tuple[BaselineRun, ...]
+
+
+class Baseline(Sealed, kw_only=True):
+    """What a cell measured on one machine, over the nights of one build and recipe."""
+
+    SCHEMA_VERSION: ClassVar[int] = 1
+    schema_version: int = 1
+    cell_id: str
+    machine: Machine
+    recipe: Recipe
+    nights: tuple[Night, ...]
+
+    @property
+    def runs(self) -> tuple[BaselineRun, ...]:
+        return tuple(run for night in self.nights for run in night.runs)
+
+    @property
+    def levels(self) -> tuple[float, ...]:
+        """log of the median step time of each run."""
+        return tuple(stats.run_level(run.step_times_s) for run in self.runs)
+
+    @property
+    def is_provisional(self) -> bool:
+        return len(self.nights) < LEAST_NIGHTS or len(self.runs) < LEAST_RUNS
+
+    def median(self, field: str) -> float | None:
+        """Median over all runs of a memory field, or None when it was not measured."""
+        values = [getattr(run, field) for run in self.runs]
+        return None if None in values else statistics.median(values)
+
+
+class Invariants(Sealed, kw_only=True):
+    """What a cell computes and communicates, whatever the hardware."""
+
+    SCHEMA_VERSION: ClassVar[int] = 1
+    schema_version: int = 1
+    cell_id: str
+    recipe: Recipe
+    origin: Origin
+    num_parameters: int
+    tokens_per_step: int
+    start_gradient_norm: float
+    end_gradient_norm: float
+    losses: tuple[float, ...]
+    """Global mean loss of every step, warm-up included."""
+    ledger: tuple[RankLedger, ...]
+
+
+Stored = TypeVar("Stored", Baseline, Invariants)
+
+
+class Store:
+    """The folders in which baselines are looked for, the first that has one wins."""
+
+    def __init__(self, *roots: Path) -> None:
+        self._roots = roots
+
+    def load(self, cell: Cell, machine: Machine) -> Baseline | None:
+        """The cell's baseline on exactly this machine, or None. Raises ValueError when the file is damaged."""
+        found = self._find(machine.key, cell.id, Baseline)
+        if found is not None and found.machine.key != machine.key:
+            raise ValueError(f"{found.cell_id}: recorded on {found.machine.key}, stored under {machine.key}")
+        return found
+
+    def load_invariants(self, cell: Cell) -> Invariants | None:
+        """The cell's invariants, or None. Raises ValueError when the file is damaged."""
+        return self._find(INVARIANTS, cell.id, Invariants)
+
+    def ids(self, machine: Machine) -> set[str]:
+        """Cells that have a baseline on this machine."""
+        return {path.stem for root in self._roots for path in (root / machine.key).glob("*.json")}
+
+    def prior_sd(self, machine: Machine, default: float) -> float:
+        """The machine's typical between-run sd: the median over its cells, or `default` while it has fewer than three."""
+        spreads = []
+        for cell_id in sorted(self.ids(machine)):
+            try:
+                baseline = self._find(machine.key, cell_id, Baseline)
+            except ValueError:
+                continue  # said where the cell itself is judged
+            if baseline is not None and len(baseline.runs) > 1:
+                spreads.append(stats.robust_sd(baseline.levels))
+        return statistics.median(spreads) if len(spreads) >= LEAST_CELLS_FOR_PRIOR else default
+
+    def _find(self, folder: str, cell_id: str, kind: type[Stored]) -> Stored | None:
+        for root in self._roots:
+            path = root / folder / f"{cell_id}.json"
+            if path.exists():
+                return read(path, kind)
+        return None
+
+
+def read(path: Path, kind: type[Stored]) -> Stored:
+    """A stored record, checked. Raises ValueError that names the file and what is wrong with it."""
+    record = jsonfile.read(path, kind)
+    if not record.is_whole():
+        raise ValueError(
+            f"{path}: checksum {record.checksum!r} does not fit the content; merged or edited by hand? "
+            "restore it from git or record it again with tools.approve"
+        )
+    if record.cell_id != path.stem:
+        raise ValueError(f"{path}: holds the record of {record.cell_id}")
+    if isinstance(record, Baseline):
+        _check_values(record, path)
+    return record
+
+
+def write(root: Path, record: Baseline | Invariants) -> Path:
+    """Stores a record under `root`, sealed, replacing the file as a whole."""
+    folder = INVARIANTS if isinstance(record, Invariants) else record.machine.key
+    path = root / folder / f"{record.cell_id}.json"
+    jsonfile.write(path, record.sealed())
+    return path
+
+
+def _check_values(baseline: Baseline, path: Path) -> None:
+    if not baseline.runs:
+        raise ValueError(f"{path}: holds no runs")
+    for run in baseline.runs:
+        numbers = [*run.step_times_s, run.peak_allocated_bytes, run.peak_reserved_bytes, run.peak_resident_bytes]
+        bad = [number for number in numbers if number is not None and number <= 0]
+        if bad or not run.step_times_s:
+            raise ValueError(
+                f"{path}: {bad[0] if bad else 'no step times'} cannot be a measured value; "
+                "record the cell again with tools.approve"
+            )

@@ -1,0 +1,133 @@
+"""The first gate: are the numbers of a measurement the model's own? Asked before any speed."""
+
+from perf.baseline import Invariants
+from perf.measurement import Measurement, ledgers
+from perf.record import LedgerEntry, RunRecord
+from strategies.spec import ComputeDtype, Mode, Value
+
+START_LOSS_BAND = 0.3
+"""Nats around ln V + hidden * 0.02^2 / 2 in which a freshly initialised model starts."""
+
+
+class Band(Value, kw_only=True):
+    """How far a recorded number may be off, as a fraction."""
+
+    loss: float
+    start_gradient_norm: float
+    end_gradient_norm: float
+    """Wider: AdamW's first updates are g / (|g| + eps), which turns rounding into differences of the weights."""
+
+
+BANDS = {
+    ComputeDtype.FLOAT32: Band(loss=1e-4, start_gradient_norm=1e-4, end_gradient_norm=1e-2),
+    ComputeDtype.BFLOAT16: Band(loss=2e-2, start_gradient_norm=5e-2, end_gradient_norm=2.5e-1),
+}
+
+
+def intrinsic_errors(measurement: Measurement) -> list[str]:
+    """What is wrong by itself, whatever was recorded earlier; such a measurement can never become a baseline.
+
+    Looks at what is there: what is missing is `gaps`' to say.
+    """
+    cell, errors = measurement.cell, []
+    for run in measurement.runs:
+        where = f"run {run.index}"
+        if None in run.losses:
+            errors.append(f"{where}: the loss is not finite from step {run.losses.index(None)} on")
+            continue
+        errors += [f"{where}: {error}" for error in _gradient_norm_errors(run)]
+        if measurement.plan.checkpoint is None:
+            errors += [f"{where}: {error}" for error in _start_loss_errors(run)]
+        num_parameters = sum(rank.num_parameters for rank in run.ranks)
+        if num_parameters != cell.shape.num_parameters:
+            errors.append(
+                f"{where}: the ranks hold {num_parameters:,} parameters together, the model has {cell.shape.num_parameters:,}"
+            )
+        tokens = sum(rank.tokens_per_step for rank in run.ranks)
+        if tokens != cell.workload.tokens_per_step:
+            errors.append(
+                f"{where}: {tokens:,} tokens a step, the workload has {cell.workload.sequences} x "
+                f"{cell.workload.sequence_length} = {cell.workload.tokens_per_step:,}"
+            )
+        errors += [f"{where}: {error}" for error in _mode_errors(run)]
+    return errors
+
+
+def differences(measurement: Measurement, invariants: Invariants) -> list[str]:
+    """Where the measurement departs from the recorded invariants of its cell and recipe."""
+    band = BANDS[measurement.cell.workload.compute_dtype]
+    found = []
+    for run in measurement.runs:
+        where = f"run {run.index}"
+        losses = [loss for loss in run.losses if loss is not None]
+        found += [f"{where}: {error}" for error in _loss_differences(losses, invariants, band)]
+        for name in ("start_gradient_norm", "end_gradient_norm"):
+            new, old = getattr(run.ranks[0], name), getattr(invariants, name)
+            if not _close(new, old, getattr(band, name)):
+                found.append(f"{where}: {name.replace('_', ' ')} {old:.6g} -> {new:.6g} (band {getattr(band, name):g})")
+        found += [f"{where}: {error}" for error in _ledger_differences(run, invariants)]
+    return found
+
+
+def _gradient_norm_errors(run: RunRecord) -> list[str]:
+    norms = {name: getattr(rank, name) for rank in run.ranks for name in ("start_gradient_norm", "end_gradient_norm")}
+    return [f"the {name.replace('_', ' ')} is not a positive number" for name, norm in norms.items() if not norm or norm < 0]
+
+
+def _start_loss_errors(run: RunRecord) -> list[str]:
+    expected, start = run.cell.shape.expected_start_loss, next(iter(run.losses), None)
+    if start is None or abs(start - expected) <= START_LOSS_BAND:
+        return []
+    return [
+        f"the loss starts at {start:.4f}, a fresh model of this size starts within {START_LOSS_BAND} of "
+        f"ln {run.cell.shape.vocab_size} + {run.cell.shape.hidden_size} x 0.02^2 / 2 = {expected:.4f}"
+    ]
+
+
+def _mode_errors(run: RunRecord) -> list[str]:
+    """A compile cell that ran eager, or kept compiling while it was timed, measured something else."""
+    if run.cell.mode is not Mode.COMPILE:
+        return []
+    errors = []
+    for rank in run.ranks:
+        if rank.compile.graphs == 0:
+            errors.append(f"mode not in effect: rank {rank.rank} compiled no graph")
+        if rank.compile.recompiles_after_warmup:
+            errors.append(
+                f"mode not in effect: rank {rank.rank} compiled {rank.compile.recompiles_after_warmup} more "
+                "graphs after warm-up; use more warm-up steps or find what changes its shapes"
+            )
+    return errors
+
+
+def _loss_differences(losses: list[float], invariants: Invariants, band: Band) -> list[str]:
+    if len(losses) != len(invariants.losses):
+        return [f"{len(losses)} losses, {len(invariants.losses)} recorded"]
+    for step, (new, old) in enumerate(zip(losses, invariants.losses, strict=True)):
+        if not _close(new, old, band.loss):
+            return [f"loss of step {step}: {old:.6f} -> {new:.6f} (band {band.loss:g})"]
+    return []
+
+
+def _ledger_differences(run: RunRecord, invariants: Invariants) -> list[str]:
+    recorded = {rank: ledger.entries for ledger in invariants.ledger for rank in ledger.ranks}
+    found = []
+    for ledger in ledgers(run):
+        for rank in ledger.ranks:
+            if recorded.get(rank) != ledger.entries:
+                found.append(f"collectives of rank {rank}: {_entry_differences(recorded.get(rank, ()), ledger.entries)}")
+    return found
+
+
+def _entry_differences(old: tuple[LedgerEntry, ...], new: tuple[LedgerEntry, ...]) -> str:
+    def table(entries: tuple[LedgerEntry, ...]) -> dict[tuple[str, str, str], str]:
+        return {(e.op, e.axis, e.dtype): f"{e.count} calls, {e.bytes:,} bytes" for e in entries}
+
+    before, after = table(old), table(new)
+    keys = [key for key in sorted(before | after) if before.get(key) != after.get(key)]
+    return "; ".join(f"{'/'.join(key)}: {before.get(key, 'none')} -> {after.get(key, 'none')}" for key in keys)
+
+
+def _close(new: float | None, old: float, band: float) -> bool:
+    """Written so that a missing number is never close."""
+    return new is not None and abs(new - old) <= band * abs(old)

@@ -1,0 +1,120 @@
+"""Planted faults: the suite's own proof that a broken run turns red. A record keeps its fault and can never be approved."""
+
+import os
+import signal
+import time
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from strategies.spec import Value
+
+if TYPE_CHECKING:
+    from strategies.sharded import Sharded
+
+
+class FaultKind(StrEnum):
+    """What is broken on purpose."""
+
+    SLOW_STEP = "slow_step"
+    """Every step takes `amount` x its time longer."""
+    DELAY = "delay"
+    """The rank sleeps `amount` seconds before every step."""
+    NAN_LOSS = "nan_loss"
+    """A parameter becomes NaN before the third step."""
+    GRADIENT_SCALE = "gradient_scale"
+    """Gradients are `amount` times too large."""
+    MISSING_METRIC = "missing_metric"
+    """The record lacks its losses."""
+    TRUNCATED = "truncated"
+    """Only `amount` timed steps are made."""
+    RAISE = "raise"
+    EXIT = "exit"
+    """os._exit(amount) at the third step."""
+    KILL = "kill"
+    """SIGKILL to itself, as the kernel's out-of-memory killer does."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """Asks for 2^60 bytes."""
+    HANG = "hang"
+    """Sleeps at the third step, ignores SIGTERM, has a child that does the same."""
+    TEARDOWN_HANG = "teardown_hang"
+    """Sleeps after the record is written."""
+
+
+class Fault(Value, kw_only=True):
+    """A fault to plant in a run."""
+
+    kind: FaultKind
+    amount: float = 0.0
+    rank: int | None = None
+    """None: on every rank."""
+
+    @classmethod
+    def parse(cls, text: str) -> "Fault":
+        """From `kind[=amount][@rank]`, for example `slow_step=0.05` or `hang@1`. Raises ValueError with the known kinds."""
+        body, _, rank = text.partition("@")
+        name, _, amount = body.partition("=")
+        try:
+            return cls(kind=FaultKind(name), amount=float(amount or 0), rank=int(rank) if rank else None)
+        except ValueError:
+            kinds = ", ".join(kind.value for kind in FaultKind)
+            raise ValueError(f"cannot plant {text!r}; write kind[=amount][@rank] with a kind of: {kinds}") from None
+
+
+class Planted:
+    """A fault at work in one rank; without a fault, nothing happens."""
+
+    def __init__(self, fault: Fault | None, rank: int) -> None:
+        self._fault = fault if fault is not None and fault.rank in (None, rank) else None
+
+    def _is(self, kind: FaultKind) -> bool:
+        return self._fault is not None and self._fault.kind is kind
+
+    def timed_steps(self, planned: int) -> int:
+        return int(self._fault.amount) if self._fault and self._is(FaultKind.TRUNCATED) else planned
+
+    def losses_lost(self) -> bool:
+        return self._is(FaultKind.MISSING_METRIC)
+
+    def before_first_step(self, sharded: "Sharded") -> None:
+        if self._fault and self._is(FaultKind.GRADIENT_SCALE):
+            sharded.gradient_scale *= self._fault.amount
+
+    def in_step(self, step: int, sharded: "Sharded") -> None:
+        """Called inside every step's timed interval, before its forward."""
+        if self._fault is None:
+            return
+        if self._fault.kind is FaultKind.DELAY:
+            time.sleep(self._fault.amount)
+        if step == 2:
+            self._break(sharded)
+
+    def slows_steps(self) -> bool:
+        return self._is(FaultKind.SLOW_STEP)
+
+    def after_step(self, elapsed_s: float) -> None:
+        """Called inside every step's timed interval, after its update."""
+        if self._fault and self._is(FaultKind.SLOW_STEP):
+            time.sleep(self._fault.amount * elapsed_s)
+
+    def after_record(self) -> None:
+        if self._is(FaultKind.TEARDOWN_HANG):
+            time.sleep(3600)
+
+    def _break(self, sharded: "Sharded") -> None:
+        assert self._fault is not None
+        match self._fault.kind:
+            case FaultKind.NAN_LOSS:
+                next(iter(sharded.named_parameters()))[1].data.fill_(float("nan"))
+            case FaultKind.RAISE:
+                raise AssertionError("planted: grad mismatch layer 3")
+            case FaultKind.EXIT:
+                os._exit(int(self._fault.amount))
+            case FaultKind.KILL:
+                os.kill(os.getpid(), signal.SIGKILL)
+            case FaultKind.OUT_OF_MEMORY:
+                parameter = next(iter(sharded.named_parameters()))[1]
+                parameter.data.new_empty(2**60)
+            case FaultKind.HANG:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                os.fork()
+                time.sleep(3600)

@@ -1,0 +1,118 @@
+"""Which cells exist: the smoke matrix for CPUs, the node matrix for GPUs, or the user's own file.
+
+The cells of a matrix are the same on every machine; a machine that cannot run one skips it and says why.
+"""
+
+import itertools
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from perf.cell import Cell
+from strategies.spec import LinkProfile, Mode, StrategyName, default_workload
+
+NAMED = ("auto", "smoke", "node")
+
+
+def cells_of(matrix: str) -> tuple[Cell, ...]:
+    """The cells of a named matrix or of a TOML file.
+
+    Raises:
+        ValueError: no such matrix, or the file names an unknown strategy, size, mode, link or key.
+    """
+    match matrix:
+        case "smoke":
+            return smoke()
+        case "node":
+            return node()
+        case "auto":
+            return smoke() + node()
+        case path:
+            return from_file(Path(path))
+
+
+def smoke() -> tuple[Cell, ...]:
+    """Size `tiny` on gloo: every strategy eager, fsdp2 also compiled."""
+    pairs = [
+        (StrategyName.SINGLE, Mode.EAGER),
+        (StrategyName.DDP, Mode.EAGER),
+        (StrategyName.FSDP2, Mode.EAGER),
+        (StrategyName.FSDP2, Mode.COMPILE),
+    ]
+    return tuple(_cell(strategy, "tiny", mode, 2, LinkProfile.GLOO) for strategy, mode in pairs)
+
+
+def node() -> tuple[Cell, ...]:
+    """One and two GPUs of a node: every strategy, 0.6b and 1.7b, eager and compiled."""
+    points = itertools.product(StrategyName, ("0.6b", "1.7b"), (Mode.EAGER, Mode.COMPILE))
+    return tuple(_cell(strategy, size, mode, 2, LinkProfile.NATIVE) for strategy, size, mode in points)
+
+
+def from_file(path: Path) -> tuple[Cell, ...]:
+    """The cells of a TOML file: each `[[cells]]` table is the product of its lists.
+
+        [[cells]]
+        strategy = ["ddp", "fsdp2"]
+        size = "0.6b"
+        mode = ["eager", "compile"]
+        world_size = [2, 4]
+        link = "native"
+        micro_batch = 8        # optional, as every field of a workload
+    """
+    if not path.is_file():
+        raise ValueError(f"no matrix {str(path)!r}; known: {', '.join(NAMED)}, or the path of a TOML file")
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path}: {error}") from None
+    tables = document.pop("cells", None)
+    if document or not isinstance(tables, list) or not tables:
+        raise ValueError(f"{path}: holds [[cells]] tables and nothing else, found {sorted(document) or tables!r}")
+    cells = [cell for number, table in enumerate(tables, start=1) for cell in _from_table(table, f"{path}: cells {number}")]
+    ids = [cell.id for cell in cells]
+    if twice := sorted({name for name in ids if ids.count(name) > 1}):
+        raise ValueError(f"{path}: two cells are called {twice[0]}; a cell's name must tell it from all others")
+    return tuple(cells)
+
+
+_AXES = ("strategy", "size", "mode", "world_size", "link")
+
+
+def _from_table(table: dict[str, Any], source: str) -> list[Cell]:
+    missing = [name for name in _AXES if name not in table]
+    if missing:
+        raise ValueError(f"{source}: lacks {', '.join(missing)}; a cell has {', '.join(_AXES)}")
+    changes = {name: value for name, value in table.items() if name not in _AXES}
+    axes = [value if isinstance(value, list) else [value] for value in (table[name] for name in _AXES)]
+    cells = []
+    for point in itertools.product(*axes):
+        named = dict(zip(_AXES, point, strict=True))
+        try:
+            workload = msgspec.to_builtins(default_workload(named["size"])) | changes
+            cells.append(msgspec.convert(named | {"workload": workload}, Cell))
+        except msgspec.ValidationError as error:
+            raise ValueError(f"{source}: {named}: {error}{_known(named)}") from None
+    return cells
+
+
+def _known(named: dict[str, Any]) -> str:
+    """The known names where one is unknown."""
+    kinds = {"strategy": StrategyName, "mode": Mode, "link": LinkProfile}
+    texts = [
+        f"; known {field}: {', '.join(kind)}" for field, kind in kinds.items() if named[field] not in tuple(kind)
+    ]
+    return "".join(texts)
+
+
+def _cell(strategy: StrategyName, size: str, mode: Mode, num_ranks: int, link: LinkProfile) -> Cell:
+    """A cell on `num_ranks` ranks, or on one where the strategy has no more."""
+    return Cell(
+        strategy=strategy,
+        size=size,
+        mode=mode,
+        world_size=1 if strategy is StrategyName.SINGLE else num_ranks,
+        link=link,
+        workload=default_workload(size),
+    )

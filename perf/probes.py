@@ -1,0 +1,96 @@
+"""The instruments of a rank: the step clock, the memory peaks, what torch.compile did."""
+
+import resource
+import statistics
+import sys
+import time
+
+import torch
+from torch._dynamo.utils import counters
+
+from perf.record import CompileState, MemoryPeaks
+
+
+class StepClock:
+    """Marks the borders of steps; the time between two marks is a step, data and all.
+
+    On a GPU the marks are events in the current stream: nothing waits for the device while steps are being timed.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._host_marks: list[float] = []
+        self._device_marks: list[torch.cuda.Event] = []
+
+    def mark(self) -> None:
+        if self._on_gpu:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._device_marks.append(event)
+        else:
+            self._host_marks.append(time.perf_counter())
+
+    def since_last_mark_s(self) -> float:
+        """Seconds of host time on a CPU; on a GPU waits for the device (only a planted fault asks this)."""
+        if self._on_gpu:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            event.synchronize()
+            return self._device_marks[-1].elapsed_time(event) / 1e3
+        return time.perf_counter() - self._host_marks[-1]
+
+    def intervals_s(self) -> tuple[float, ...]:
+        """Seconds between successive marks. On a GPU waits for the device once."""
+        if self._on_gpu:
+            torch.cuda.synchronize()
+            pairs = zip(self._device_marks, self._device_marks[1:], strict=False)
+            return tuple(first.elapsed_time(second) / 1e3 for first, second in pairs)
+        return tuple(second - first for first, second in zip(self._host_marks, self._host_marks[1:], strict=False))
+
+
+def reset_memory_peaks(device: torch.device) -> None:
+    """Forgets what warm-up and compiling needed: peaks count from here."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def memory_peaks(device: torch.device) -> MemoryPeaks:
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    if device.type != "cuda":
+        return MemoryPeaks(
+            allocated_bytes=None, reserved_bytes=None, resident_bytes=resident, allocator_retries=None
+        )
+    return MemoryPeaks(
+        allocated_bytes=torch.cuda.max_memory_allocated(device),
+        reserved_bytes=torch.cuda.max_memory_reserved(device),
+        resident_bytes=resident,
+        allocator_retries=torch.cuda.memory_stats(device)["num_alloc_retries"],
+    )
+
+
+class CompileProbe:
+    """Counts what torch.compile has done since the process began, and since warm-up ended."""
+
+    def __init__(self) -> None:
+        self._warm_graphs = 0
+
+    def warm(self) -> None:
+        self._warm_graphs = _graphs()
+
+    def state(self) -> CompileState:
+        return CompileState(
+            graphs=_graphs(),
+            graph_breaks=sum(counters["graph_break"].values()),
+            recompiles_after_warmup=_graphs() - self._warm_graphs,
+        )
+
+
+def compiling_s(warmup_times_s: tuple[float, ...], step_times_s: tuple[float, ...]) -> float:
+    """Seconds of warm-up beyond what that many ordinary steps take."""
+    if not step_times_s:
+        return sum(warmup_times_s)
+    return max(0.0, sum(warmup_times_s) - len(warmup_times_s) * statistics.median(step_times_s))
+
+
+def _graphs() -> int:
+    return int(counters["stats"]["unique_graphs"])

@@ -1,0 +1,84 @@
+"""The folder of one test run: its manifest, the raw record of every run, the verdicts. The report is made from it alone.
+
+    results/<run id>/manifest.json
+                     runs/<cell id>/<index>.json
+                     verdicts/<cell id>.json
+"""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import ClassVar
+
+from perf import jsonfile
+from perf.cell import Cell, SamplingPlan
+from perf.measurement import Measurement, measure
+from perf.record import Environment, RunRecord
+from perf.verdict import Verdict
+from strategies.spec import Value
+
+MANIFEST = "manifest.json"
+
+
+class Manifest(Value, kw_only=True):
+    """What a test run set out to do, and where."""
+
+    SCHEMA_VERSION: ClassVar[int] = 1
+    schema_version: int = 1
+    run_id: str
+    started_at: str
+    """UTC, ISO 8601."""
+    matrix: str
+    """`auto`, `smoke`, `node`, or the name of a matrix file."""
+    plan: SamplingPlan
+    cells: tuple[Cell, ...]
+    """All selected cells, also those that cannot run here."""
+
+
+def new_run_id(now: datetime | None = None) -> str:
+    """`2026-11-29T14-03-22`: sorts by time, and is a file name everywhere."""
+    return (now or datetime.now(UTC)).strftime("%Y-%m-%dT%H-%M-%S")
+
+
+class Results:
+    """Reads and writes one test run's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @classmethod
+    def open(cls, folder: Path) -> "Results":
+        """The results of an existing test run. Raises ValueError when the folder is not one."""
+        if not (folder / MANIFEST).is_file():
+            raise ValueError(f"{folder} is not a test run: it has no {MANIFEST}; pass a folder below results/")
+        return cls(folder)
+
+    def manifest(self) -> Manifest:
+        return jsonfile.read(self.folder / MANIFEST, Manifest)
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        jsonfile.write(self.folder / MANIFEST, manifest)
+
+    def write_run(self, run: RunRecord) -> None:
+        jsonfile.write(self.folder / "runs" / run.cell.id / f"{run.index}.json", run)
+
+    def runs(self, cell_id: str) -> list[RunRecord]:
+        """The cell's runs in order. Raises ValueError when one is damaged."""
+        paths = sorted((self.folder / "runs" / cell_id).glob("*.json"), key=lambda path: int(path.stem))
+        return [jsonfile.read(path, RunRecord) for path in paths]
+
+    def write_verdict(self, verdict: Verdict) -> None:
+        jsonfile.write(self.folder / "verdicts" / f"{verdict.cell_id}.json", verdict)
+
+    def verdicts(self) -> list[Verdict]:
+        return [jsonfile.read(path, Verdict) for path in sorted((self.folder / "verdicts").glob("*.json"))]
+
+    def measurements(self) -> list[Measurement]:
+        """Of every cell with at least one run, in the manifest's order."""
+        manifest = self.manifest()
+        runs = {cell.id: self.runs(cell.id) for cell in manifest.cells}
+        return [measure(cell, manifest.plan, runs[cell.id]) for cell in manifest.cells if runs[cell.id]]
+
+    def environment(self) -> Environment | None:
+        """Of the newest run; None while there is none."""
+        runs = [run for measurement in self.measurements() for run in measurement.runs]
+        return max(runs, key=lambda run: run.started_at).environment if runs else None

@@ -1,0 +1,208 @@
+"""The child's side of a run: build, warm up, time the steps, audit one more, write the record of this rank.
+
+Forked by perf.server; also runnable under torchrun, the road to more than one node:
+
+    torchrun --nproc-per-node 2 -m perf.worker JOB.json FOLDER
+"""
+
+import gc
+import json
+import math
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from perf import jsonfile
+from perf.cell import Cell, SamplingPlan
+from perf.comms import Ledger
+from perf.fault import Fault, Planted
+from perf.probes import CompileProbe, StepClock, memory_peaks, reset_memory_peaks
+from perf.record import Marks, RankRecord
+from perf.server import RankContext
+from strategies.batch import Batch, synthetic_batch
+from strategies.registry import build, device_of
+from strategies.sharded import BuildConfig, Sharded, train_step
+from strategies.spec import Value
+
+
+class Job(Value, kw_only=True):
+    """What the ranks of a run are asked to do."""
+
+    cell: Cell
+    plan: SamplingPlan
+    requested_at_s: float
+    """System-wide monotonic time of the request: start-up counts from here."""
+    deadline_s: float
+    fault: Fault | None = None
+
+
+def run_rank(payload: dict[str, Any], context: RankContext) -> None:
+    """Entry point of the server: one rank's whole run."""
+    job = jsonfile.convert(payload, Job, source="job")
+    store = dist.FileStore(str(context.store), context.world_size)
+    Run(job, context).measure(store)
+
+
+class Run:
+    """One rank of one run."""
+
+    def __init__(self, job: Job, context: RankContext) -> None:
+        self._job = job
+        self._context = context
+        self._device = device_of(job.cell.device_kind, int(os.environ["LOCAL_RANK"]))
+        self._planted = Planted(job.fault, context.rank)
+        self._marks: list[float] = []
+        self._mark()
+
+    def measure(self, store: dist.Store | None) -> None:
+        """Everything from the process group to the record. `store` None: rendezvous by torchrun's variables."""
+        torch.set_num_threads(1)
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        self._join(store)
+        sharded = self._build()
+        batches = self._batches(sharded)
+        record = self._steps(sharded, batches)
+        jsonfile.write(self._context.folder / f"record-{self._context.rank}.json", record)
+        self._context.report("recorded")
+        self._planted.after_record()
+        dist.destroy_process_group()
+
+    def _join(self, store: dist.Store | None) -> None:
+        # Longer than the parent's deadline: the parent knows which rank did not answer, a group's own timeout does not.
+        timeout = timedelta(seconds=self._job.deadline_s + 60)
+        backend = "gloo" if self._device.type == "cpu" else "nccl"
+        place = {} if store is None else {"store": store, "rank": self._context.rank}
+        size = {} if store is None else {"world_size": self._context.world_size}
+        device_id = None if self._device.type == "cpu" else self._device
+        dist.init_process_group(backend, timeout=timeout, device_id=device_id, **place, **size)
+        self._context.report("group")
+        self._mark()
+
+    def _build(self) -> Sharded:
+        checkpoint = self._job.plan.checkpoint
+        config = BuildConfig(
+            layout=self._job.cell.layout,
+            mode=self._job.cell.mode,
+            device=self._device,
+            checkpoint=Path(checkpoint) if checkpoint else None,
+        )
+        sharded = build(config)
+        self._planted.before_first_step(sharded)
+        self._context.report("built")
+        self._mark()
+        return sharded
+
+    def _batches(self, sharded: Sharded) -> list[list[Batch]]:
+        """This rank's micro-batches of every step, on the device before the first one is timed."""
+        cell, plan = self._job.cell, self._job.plan
+        steps = range(plan.warmup_steps + plan.timed_steps + 1)
+        return [
+            synthetic_batch(cell.shape, cell.workload, step=step, device=self._device).micro_batches(
+                data_rank=sharded.data_rank, data_degree=sharded.data_degree, size=cell.workload.micro_batch
+            )
+            for step in steps
+        ]
+
+    def _steps(self, sharded: Sharded, batches: list[list[Batch]]) -> RankRecord:
+        plan, compile_probe = self._job.plan, CompileProbe()
+        losses: list[Tensor] = []
+        warm_clock = StepClock(self._device)
+        warm_clock.mark()
+        start_norm = self._first_step(sharded, batches[0], losses, warm_clock)
+        self._mark()
+        for step in range(1, plan.warmup_steps):
+            self._one_step(step, sharded, batches[step], losses, warm_clock)
+        warmup_times_s = warm_clock.intervals_s()
+        compile_probe.warm()
+        self._mark()
+        clock = StepClock(self._device)
+        reset_memory_peaks(self._device)
+        gc.collect()
+        gc.disable()  # a collection in the middle of a step is noise of the interpreter, not of the strategy
+        dist.barrier()
+        clock.mark()
+        for index in range(self._planted.timed_steps(plan.timed_steps)):
+            self._one_step(plan.warmup_steps + index, sharded, batches[plan.warmup_steps + index], losses, clock)
+        step_times_s = clock.intervals_s()
+        memory, compiled = memory_peaks(self._device), compile_probe.state()
+        self._mark()
+        ledger, end_norm = self._audit(sharded, batches[-1])
+        self._mark()
+        return RankRecord(
+            rank=self._context.rank,
+            device=torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else "cpu",
+            num_threads=torch.get_num_threads(),
+            marks=Marks(**dict(zip(Marks.__struct_fields__, self._marks, strict=True))),
+            warmup_times_s=warmup_times_s,
+            step_times_s=step_times_s,
+            losses=() if self._planted.losses_lost() else tuple(_finite(loss) for loss in losses),
+            start_gradient_norm=_finite(start_norm),
+            end_gradient_norm=_finite(end_norm),
+            tokens_per_step=sum(batch.ids_BS.numel() for batch in batches[0]),
+            num_parameters=sharded.owned_numel(),
+            memory=memory,
+            ledger=ledger.entries(),
+            arrivals_s=tuple(ledger.arrivals_s),
+            compile=compiled,
+        )
+
+    def _first_step(self, sharded: Sharded, batch: list[Batch], losses: list[Tensor], clock: StepClock) -> Tensor:
+        """The first step, with the global gradient norm that it starts from."""
+        self._planted.in_step(0, sharded)
+        losses.append(sharded.forward_backward(batch))
+        norm = sharded.gradient_norm()
+        sharded.step()
+        clock.mark()
+        self._context.report("step 0", step=0)
+        return norm
+
+    def _one_step(
+        self, step: int, sharded: Sharded, batch: list[Batch], losses: list[Tensor], clock: StepClock
+    ) -> None:
+        self._planted.in_step(step, sharded)
+        losses.append(train_step(sharded, batch))
+        if self._planted.slows_steps():
+            self._planted.after_step(clock.since_last_mark_s())
+        clock.mark()
+        self._context.report(f"step {step}", step=step)
+
+    def _audit(self, sharded: Sharded, batch: list[Batch]) -> tuple[Ledger, Tensor]:
+        """One more step, not timed: its collectives are counted and its gradient norm is taken."""
+        dist.barrier()
+        ledger = Ledger(sharded.mesh)
+        with ledger:
+            sharded.forward_backward(batch)
+        norm = sharded.gradient_norm()
+        with ledger:
+            sharded.step()
+        return ledger, norm
+
+    def _mark(self) -> None:
+        self._marks.append(time.monotonic() - self._job.requested_at_s)
+
+
+def _finite(value: Tensor) -> float | None:
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def main(job_file: str, folder: str) -> None:
+    """Under torchrun: the rank comes from its variables, the record goes to `folder`."""
+    job = jsonfile.read(Path(job_file), Job)
+    context = RankContext(
+        rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]), folder=Path(folder), event_fd=2
+    )
+    Run(job, context).measure(None)
+    print(json.dumps({"rank": context.rank, "record": f"record-{context.rank}.json"}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

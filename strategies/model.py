@@ -1,0 +1,128 @@
+"""The unsharded reference: Hugging Face's Qwen3 from a config, initialised by parameter name, and its loss."""
+
+import zlib
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import AttentionInterface, Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import Qwen3ForCausalLM
+
+from strategies.batch import IGNORE_INDEX, Batch
+from strategies.spec import ModelShape
+
+INIT_STD = 0.02
+ATTENTION = "causal_sdpa"
+"""Registered name of the attention below."""
+
+
+def causal_sdpa(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: object
+) -> tuple[Tensor, None]:
+    """Causal attention over whole sequences, [B, heads, S, head_dim] -> [B, S, heads, head_dim].
+
+    Under a name of its own transformers builds no mask: its mask code costs a device sync per forward in eager mode, and
+    a dense 4-D mask (which rules out the flash kernels) when the model is compiled.
+    """
+    output = F.scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=module.scaling, enable_gqa=query.shape[1] != key.shape[1]
+    )
+    return output.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(ATTENTION, causal_sdpa)
+
+
+def build_model(shape: ModelShape, *, device: torch.device, seed: int, checkpoint: Path | None = None) -> nn.Module:
+    """The whole model in float32 on `device`, with seeded weights or those of local safetensors.
+
+    Args:
+        checkpoint: a folder with Hugging Face `*.safetensors` files of this shape; nothing is ever downloaded.
+
+    Raises:
+        ValueError: the checkpoint has no files, or its names or shapes are not this model's.
+    """
+    config = Qwen3Config(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        tie_word_embeddings=shape.tied_embeddings,
+        max_position_embeddings=40_960,
+        use_cache=False,
+        attn_implementation=ATTENTION,
+    )
+    with device:
+        model = Qwen3ForCausalLM._from_config(config, dtype=torch.float32)
+    model.train()
+    if checkpoint is None:
+        initialise(model, seed=seed)
+    else:
+        load_checkpoint(model, checkpoint)
+    return model
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, *, seed: int) -> None:
+    """Sets every parameter from (seed, its name): normal(0, 0.02), norm weights 1.
+
+    The draw does not depend on the order of creation, so every layout of a model starts from the same weights.
+    """
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.fill_(1.0)
+        else:
+            generator = torch.Generator(device=parameter.device)
+            generator.manual_seed(zlib.crc32(f"{seed}:{name}".encode()))
+            parameter.normal_(0.0, INIT_STD, generator=generator)
+
+
+def load_checkpoint(model: nn.Module, folder: Path) -> None:
+    """Loads all `*.safetensors` of a local folder by Hugging Face names. Raises ValueError when they do not fit."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ValueError(f"no *.safetensors in {folder}; pass a folder that holds a downloaded Hugging Face model")
+    weights = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    parameters = dict(model.named_parameters())
+    missing = sorted(parameters.keys() - weights.keys())
+    wrong = [
+        f"{name} {tuple(weights[name].shape)} is not {tuple(parameter.shape)}"
+        for name, parameter in parameters.items()
+        if name in weights and weights[name].shape != parameter.shape
+    ]
+    if missing or wrong:
+        raise ValueError(f"{folder} is not a checkpoint of this shape: missing {missing[:3]}, shapes {wrong[:3]}")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
+
+
+def forward(model: nn.Module, batch: Batch) -> Tensor:
+    """Logits [B, S, V] of a batch."""
+    output = model(input_ids=batch.ids_BS, position_ids=batch.positions_BS, use_cache=False)
+    logits: Tensor = output.logits
+    return logits
+
+
+def loss_share(logits_BSV: Tensor, batch: Batch) -> Tensor:
+    """This batch's share of the global mean loss, in nats: sum of cross-entropies / label tokens of the global batch.
+
+    Shares of ranks and micro-batches add up to the mean over all label tokens, however unevenly those are spread.
+    Computed in float32 at least.
+    """
+    logits = logits_BSV.to(torch.promote_types(logits_BSV.dtype, torch.float32))
+    total = F.cross_entropy(
+        logits.flatten(0, 1), batch.labels_BS.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
+    )
+    return total / max(batch.num_label_tokens, 1)
+
+
+def compile_layers(model: nn.Module) -> None:
+    """torch.compile on each decoder layer: one graph serves them all, and compiling takes seconds, not minutes."""
+    for layer in model.get_submodule("model.layers").children():
+        layer.compile(dynamic=False)

@@ -1,0 +1,1 @@
+"""Doors for people: `python -m tools.NAME`. Nothing imports them."""

@@ -1,7 +1,7 @@
 """Baselines: measured values of a cell on a machine, and its invariants on any machine; one JSON file each.
 
-Files hold measurements, never thresholds. They are read here and written by `tools.approve` alone (local provisional ones,
-outside of `baselines/`, by the plugin on request).
+Files hold measurements, never thresholds. They are read here and written by `tools.approve` alone (local
+provisional ones, outside of `baselines/`, by the plugin on request).
 """
 
 import hashlib
@@ -24,7 +24,7 @@ LEAST_NIGHTS, LEAST_RUNS = 3, 9
 LEAST_CELLS_FOR_PRIOR = 3
 
 
-class Sealed(Value, kw_only=True):
+class Sealed(Value, frozen=True, kw_only=True):
     """A stored record with a checksum over all its other fields, so that a merge that mixed two records is found."""
 
     checksum: str = ""
@@ -40,7 +40,7 @@ class Sealed(Value, kw_only=True):
         return hashlib.sha256(jsonfile.dumps(bare).encode()).hexdigest()[:16]
 
 
-class Origin(Value, kw_only=True):
+class Origin(Value, frozen=True, kw_only=True):
     """Where recorded values come from."""
 
     run_id: str
@@ -58,7 +58,7 @@ class Origin(Value, kw_only=True):
         return self.commit, self.dirty, self.software
 
 
-class BaselineRun(Value, kw_only=True):
+class BaselineRun(Value, frozen=True, kw_only=True):
     """One run of a night."""
 
     step_times_s: tuple[float, ...]
@@ -68,14 +68,14 @@ class BaselineRun(Value, kw_only=True):
     peak_resident_bytes: int
 
 
-class Night(Value, kw_only=True):
+class Night(Value, frozen=True, kw_only=True):
     """One test run of one build."""
 
     origin: Origin
     runs: tuple[BaselineRun, ...]
 
 
-class Baseline(Sealed, kw_only=True):
+class Baseline(Sealed, frozen=True, kw_only=True):
     """What a cell measured on one machine, over the nights of one build and recipe."""
 
     SCHEMA_VERSION: ClassVar[int] = 1
@@ -91,7 +91,7 @@ class Baseline(Sealed, kw_only=True):
 
     @property
     def levels(self) -> tuple[float, ...]:
-        """log of the median step time of each run."""
+        """Log of the median step time of each run."""
         return tuple(stats.run_level(run.step_times_s) for run in self.runs)
 
     @property
@@ -104,7 +104,7 @@ class Baseline(Sealed, kw_only=True):
         return None if None in values else statistics.median(values)
 
 
-class Invariants(Sealed, kw_only=True):
+class Invariants(Sealed, frozen=True, kw_only=True):
     """What a cell computes and communicates, whatever the hardware."""
 
     SCHEMA_VERSION: ClassVar[int] = 1
@@ -146,7 +146,7 @@ class Store:
         return {path.stem for root in self._roots for path in (root / machine.key).glob("*.json")}
 
     def prior_sd(self, machine: Machine, default: float) -> float:
-        """The machine's typical between-run sd: the median over its cells, or `default` while it has fewer than three."""
+        """The machine's typical between-run sd: the median over its cells; `default` for fewer than three."""
         spreads = []
         for cell_id in sorted(self.ids(machine)):
             try:

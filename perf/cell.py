@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from strategies.spec import SIZES, Layout, LinkProfile, ModelShape, Mode, StrategyName, Value, Workload
+from strategies.spec import SIZES, Layout, LinkProfile, Mode, ModelShape, StrategyName, Value, Workload
 
 
-class SamplingPlan(Value, kw_only=True):
+class SamplingPlan(Value, frozen=True, kw_only=True):
     """How much evidence one cell gives."""
 
     warmup_steps: int = 5
@@ -20,7 +20,7 @@ class SamplingPlan(Value, kw_only=True):
             raise ValueError(f"a plan needs at least 1 warm-up step and 1 run, got {self}")
 
 
-class Recipe(Value, kw_only=True):
+class Recipe(Value, frozen=True, kw_only=True):
     """What two measurements must share to be comparable."""
 
     workload: Workload
@@ -35,7 +35,7 @@ class Recipe(Value, kw_only=True):
         return [f"{name}: {mine[name]} -> {theirs[name]}" for name in mine if mine[name] != theirs[name]]
 
 
-class Cell(Value, kw_only=True):
+class Cell(Value, frozen=True, kw_only=True):
     """strategy x size x mode x world size x link profile, with its workload."""
 
     strategy: StrategyName

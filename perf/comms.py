@@ -56,7 +56,7 @@ class Ledger(TorchDispatchMode):
     def __init__(self, mesh: DeviceMesh) -> None:
         super().__init__()
         names = mesh.mesh_dim_names or ()
-        self._axes = {mesh.get_group(name).group_name: name for name in names}
+        self._axes: dict[str, str] = {mesh.get_group(name).group_name: name for name in names}
         self._counts: Counter[tuple[str, str, str]] = Counter()
         self._bytes: Counter[tuple[str, str, str]] = Counter()
         self.arrivals_s: list[float] = []
@@ -64,7 +64,7 @@ class Ledger(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Lets compiled code run compiled under this mode; otherwise torch falls back to eager and the count is of that."""
+        """Lets compiled code run compiled under this mode; else torch falls back to eager, and that is counted."""
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -9,7 +9,7 @@ START_LOSS_BAND = 0.3
 """Nats around ln V + hidden * 0.02^2 / 2 in which a freshly initialised model starts."""
 
 
-class Band(Value, kw_only=True):
+class Band(Value, frozen=True, kw_only=True):
     """How far a recorded number may be off, as a fraction."""
 
     loss: float
@@ -32,6 +32,8 @@ def intrinsic_errors(measurement: Measurement) -> list[str]:
     cell, errors = measurement.cell, []
     for run in measurement.runs:
         where = f"run {run.index}"
+        if len(run.ranks) != cell.world_size or len({len(rank.losses) for rank in run.ranks}) > 1:
+            continue  # a rank or its losses are missing: a sum over the ranks would mean nothing
         if None in run.losses:
             errors.append(f"{where}: the loss is not finite from step {run.losses.index(None)} on")
             continue
@@ -41,7 +43,8 @@ def intrinsic_errors(measurement: Measurement) -> list[str]:
         num_parameters = sum(rank.num_parameters for rank in run.ranks)
         if num_parameters != cell.shape.num_parameters:
             errors.append(
-                f"{where}: the ranks hold {num_parameters:,} parameters together, the model has {cell.shape.num_parameters:,}"
+                f"{where}: the ranks hold {num_parameters:,} parameters together, "
+                f"the model has {cell.shape.num_parameters:,}"
             )
         tokens = sum(rank.tokens_per_step for rank in run.ranks)
         if tokens != cell.workload.tokens_per_step:
@@ -70,18 +73,17 @@ def differences(measurement: Measurement, invariants: Invariants) -> list[str]:
 
 
 def _gradient_norm_errors(run: RunRecord) -> list[str]:
-    norms = {name: getattr(rank, name) for rank in run.ranks for name in ("start_gradient_norm", "end_gradient_norm")}
-    return [f"the {name.replace('_', ' ')} is not a positive number" for name, norm in norms.items() if not norm or norm < 0]
+    names = ("start_gradient_norm", "end_gradient_norm")
+    bad = [name for name in names if any(not (getattr(rank, name) or 0) > 0 for rank in run.ranks)]
+    return [f"the {name.replace('_', ' ')} is not a positive number" for name in bad]
 
 
 def _start_loss_errors(run: RunRecord) -> list[str]:
     expected, start = run.cell.shape.expected_start_loss, next(iter(run.losses), None)
     if start is None or abs(start - expected) <= START_LOSS_BAND:
         return []
-    return [
-        f"the loss starts at {start:.4f}, a fresh model of this size starts within {START_LOSS_BAND} of "
-        f"ln {run.cell.shape.vocab_size} + {run.cell.shape.hidden_size} x 0.02^2 / 2 = {expected:.4f}"
-    ]
+    formula = f"ln {run.cell.shape.vocab_size} + {run.cell.shape.hidden_size} x 0.02^2 / 2 = {expected:.4f}"
+    return [f"the loss starts at {start:.4f}, a fresh model of this size within {START_LOSS_BAND} of {formula}"]
 
 
 def _mode_errors(run: RunRecord) -> list[str]:
@@ -111,12 +113,12 @@ def _loss_differences(losses: list[float], invariants: Invariants, band: Band) -
 
 def _ledger_differences(run: RunRecord, invariants: Invariants) -> list[str]:
     recorded = {rank: ledger.entries for ledger in invariants.ledger for rank in ledger.ranks}
-    found = []
-    for ledger in ledgers(run):
-        for rank in ledger.ranks:
-            if recorded.get(rank) != ledger.entries:
-                found.append(f"collectives of rank {rank}: {_entry_differences(recorded.get(rank, ()), ledger.entries)}")
-    return found
+    return [
+        f"collectives of rank {rank}: {_entry_differences(recorded.get(rank, ()), ledger.entries)}"
+        for ledger in ledgers(run)
+        for rank in ledger.ranks
+        if recorded.get(rank) != ledger.entries
+    ]
 
 
 def _entry_differences(old: tuple[LedgerEntry, ...], new: tuple[LedgerEntry, ...]) -> str:

@@ -32,7 +32,7 @@ class LaunchError(RuntimeError):
         self.kind = kind
 
 
-class RankError(Value, kw_only=True):
+class RankError(Value, frozen=True, kw_only=True):
     """The exception of one rank, written by that rank."""
 
     type: str
@@ -71,7 +71,14 @@ _VICTIM_SIGNS = (
 )
 BUILDING = ("start", "group")
 """Phases in which a ValueError is the user's: before the model stands, only the request can be wrong."""
-_OOM_SIGNS = ("cannot allocate memory", "outofmemoryerror", "out of memory", "can't allocate memory", "not enough memory", "memoryerror")
+_OOM_SIGNS = (
+    "cannot allocate memory",
+    "can't allocate memory",
+    "memoryerror",
+    "not enough memory",
+    "out of memory",
+    "outofmemoryerror",
+)
 
 
 def explain(ends: list[RankEnd], *, deadline_s: float) -> LaunchError:
@@ -91,7 +98,7 @@ def explain(ends: list[RankEnd], *, deadline_s: float) -> LaunchError:
 
 
 def _hang(alive: list[RankEnd], deadline_s: float) -> LaunchError:
-    """Names the ranks that are outside of torch while others wait inside of it, or all of them, with each one's stack."""
+    """Blames the ranks that are outside of torch while others wait inside of it, or all; each one's stack follows."""
     frames = {end.rank: _top_frame(end.stack) for end in alive}
     outside = [end for end in alive if "/torch/" not in frames[end.rank]]
     blamed = outside or alive

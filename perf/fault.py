@@ -1,4 +1,4 @@
-"""Planted faults: the suite's own proof that a broken run turns red. A record keeps its fault and can never be approved."""
+"""Planted faults: the suite's own proof that a broken run turns red. A run with one can never become a baseline."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ class FaultKind(StrEnum):
     """Sleeps after the record is written."""
 
 
-class Fault(Value, kw_only=True):
+class Fault(Value, frozen=True, kw_only=True):
     """A fault to plant in a run."""
 
     kind: FaultKind
@@ -50,7 +50,7 @@ class Fault(Value, kw_only=True):
 
     @classmethod
     def parse(cls, text: str) -> "Fault":
-        """From `kind[=amount][@rank]`, for example `slow_step=0.05` or `hang@1`. Raises ValueError with the known kinds."""
+        """From `kind[=amount][@rank]`, such as `slow_step=0.05` or `hang@1`. Raises ValueError with the known kinds."""
         body, _, rank = text.partition("@")
         name, _, amount = body.partition("=")
         try:

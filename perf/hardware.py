@@ -16,7 +16,7 @@ from perf.cell import Cell
 from strategies.spec import LinkProfile, Mode, Value
 
 
-class Machine(Value, kw_only=True):
+class Machine(Value, frozen=True, kw_only=True):
     """What the key is made of."""
 
     device: str
@@ -41,7 +41,7 @@ class Machine(Value, kw_only=True):
         return f"{self.count}x-{name}-{self.memory_gib}gib-{power}"
 
 
-class Gpu(Value, kw_only=True):
+class Gpu(Value, frozen=True, kw_only=True):
     """One visible GPU."""
 
     name: str
@@ -50,7 +50,7 @@ class Gpu(Value, kw_only=True):
     power_limit_w: int | None
 
 
-class Node(Value, kw_only=True):
+class Node(Value, frozen=True, kw_only=True):
     """What this process may use."""
 
     cpu: str
@@ -125,7 +125,7 @@ def select_gpus(gpus: list[Gpu], visible: str | None) -> tuple[Gpu, ...]:
 
 
 def missing_compiler() -> str | None:
-    """What torch.compile would miss on this machine: a C++ compiler or Python's headers, with the cure; None if nothing."""
+    """What torch.compile would miss on this machine, a C++ compiler or Python's headers, with the cure."""
     compiler = os.environ.get("CXX", "g++").split()[0]
     if not shutil.which(compiler) and not shutil.which("clang++"):
         return f"torch.compile needs a C++ compiler, found neither {compiler} nor clang++; install g++"

@@ -1,6 +1,7 @@
 """Reading JSON files strictly and writing them whole: a damaged file is named with the place, never half read."""
 
 import json
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -35,7 +36,7 @@ def parse(text: str, kind: type[T], *, source: str) -> T:
         if line.startswith(("<<<<<<<", ">>>>>>>")):
             raise ValueError(f"{source}:{number}: git merge conflict marker; resolve the merge")
     try:
-        data = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        data = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite)
     except json.JSONDecodeError as error:
         size = len(text)
         where = "the file is empty" if not text.strip() else f"column {error.colno}, byte {error.pos} of {size}"
@@ -55,7 +56,7 @@ def convert(data: object, kind: type[T], *, source: str) -> T:
 
 
 def write(path: Path, value: object) -> None:
-    """Replaces the file as a whole: readers and a kill at any moment see the old content or the new, nothing between."""
+    """Replaces the file as a whole: a reader, or a kill at any moment, finds the old content or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -63,8 +64,8 @@ def write(path: Path, value: object) -> None:
             file.write(dumps(value))
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
@@ -81,6 +82,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not a number that can be compared")
+
+
+def _finite(digits: str) -> float:
+    """What is too large for a float would be read as infinity."""
+    value = float(digits)
+    return value if math.isfinite(value) else _refuse_constant(digits)
 
 
 def _check_schema_version(data: object, kind: type, source: str) -> None:

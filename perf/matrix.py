@@ -53,24 +53,26 @@ def node() -> tuple[Cell, ...]:
 def from_file(path: Path) -> tuple[Cell, ...]:
     """The cells of a TOML file: each `[[cells]]` table is the product of its lists.
 
-        [[cells]]
-        strategy = ["ddp", "fsdp2"]
-        size = "0.6b"
-        mode = ["eager", "compile"]
-        world_size = [2, 4]
-        link = "native"
-        micro_batch = 8        # optional, as every field of a workload
+    [[cells]]
+    strategy = ["ddp", "fsdp2"]
+    size = "0.6b"
+    mode = ["eager", "compile"]
+    world_size = [2, 4]
+    link = "native"
+    micro_batch = 8        # optional, as every field of a workload
     """
     if not path.is_file():
         raise ValueError(f"no matrix {str(path)!r}; known: {', '.join(NAMED)}, or the path of a TOML file")
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: {error}") from None
     tables = document.pop("cells", None)
     if document or not isinstance(tables, list) or not tables:
         raise ValueError(f"{path}: holds [[cells]] tables and nothing else, found {sorted(document) or tables!r}")
-    cells = [cell for number, table in enumerate(tables, start=1) for cell in _from_table(table, f"{path}: cells {number}")]
+    cells = [
+        cell for number, table in enumerate(tables, start=1) for cell in _from_table(table, f"{path}: cells {number}")
+    ]
     ids = [cell.id for cell in cells]
     if twice := sorted({name for name in ids if ids.count(name) > 1}):
         raise ValueError(f"{path}: two cells are called {twice[0]}; a cell's name must tell it from all others")
@@ -80,7 +82,11 @@ def from_file(path: Path) -> tuple[Cell, ...]:
 _AXES = ("strategy", "size", "mode", "world_size", "link")
 
 
-def _from_table(table: dict[str, Any], source: str) -> list[Cell]:
+def _from_table(table: Any, source: str) -> list[Cell]:
+    if not isinstance(table, dict):
+        raise ValueError(f"{source}: {table!r} is not a [[cells]] table")
+    if empty := [name for name in _AXES if table.get(name) == []]:
+        raise ValueError(f"{source}: the list of {', '.join(empty)} is empty and would make no cell")
     missing = [name for name in _AXES if name not in table]
     if missing:
         raise ValueError(f"{source}: lacks {', '.join(missing)}; a cell has {', '.join(_AXES)}")
@@ -100,9 +106,7 @@ def _from_table(table: dict[str, Any], source: str) -> list[Cell]:
 def _known(named: dict[str, Any]) -> str:
     """The known names where one is unknown."""
     kinds = {"strategy": StrategyName, "mode": Mode, "link": LinkProfile}
-    texts = [
-        f"; known {field}: {', '.join(kind)}" for field, kind in kinds.items() if named[field] not in tuple(kind)
-    ]
+    texts = [f"; known {field}: {', '.join(kind)}" for field, kind in kinds.items() if named[field] not in tuple(kind)]
     return "".join(texts)
 
 

@@ -9,7 +9,7 @@ from perf.record import LedgerEntry, RankRecord, RunRecord
 from strategies.spec import Value
 
 
-class Metric(Value, kw_only=True):
+class Metric(Value, frozen=True, kw_only=True):
     """One figure of a run."""
 
     name: str
@@ -54,14 +54,14 @@ METRICS: dict[str, tuple[Metric, Callable[[RunRecord], float | None]]] = {
 """Every metric with its reduction of a run; a reduction gives None where the run has no such value."""
 
 
-class RankLedger(Value, kw_only=True):
+class RankLedger(Value, frozen=True, kw_only=True):
     """The ledger that these ranks have in common."""
 
     ranks: tuple[int, ...]
     entries: tuple[LedgerEntry, ...]
 
 
-class Measurement(Value, kw_only=True):
+class Measurement(Value, frozen=True, kw_only=True):
     """All runs of one cell in one test run."""
 
     cell: Cell
@@ -84,8 +84,9 @@ class Measurement(Value, kw_only=True):
 
 
 def measure(cell: Cell, plan: SamplingPlan, runs: list[RunRecord]) -> Measurement:
-    """The measurement of a cell from its runs, which must be of that cell."""
-    assert all(run.cell == cell for run in runs)
+    """The measurement of a cell from its runs. Raises ValueError when one is another cell's."""
+    if strange := [run for run in runs if run.cell != cell]:
+        raise ValueError(f"run {strange[0].index} of {cell.id} is a record of {strange[0].cell}")
     return Measurement(cell=cell, plan=plan, runs=tuple(runs))
 
 
@@ -106,9 +107,7 @@ def straggler(run: RunRecord) -> tuple[int, float] | None:
     arrivals = [rank.arrivals_s for rank in run.ranks]
     if len(arrivals) < 2 or not arrivals[0] or len({len(times) for times in arrivals}) != 1:
         return None
-    lags = [
-        (max(times) - min(times), run.ranks[times.index(max(times))].rank) for times in zip(*arrivals, strict=True)
-    ]
+    lags = [(max(times) - min(times), run.ranks[times.index(max(times))].rank) for times in zip(*arrivals, strict=True)]
     lag_s, rank = max(lags)
     return rank, lag_s
 
@@ -129,9 +128,11 @@ def gaps(measurement: Measurement) -> list[str]:
             elif min(rank.step_times_s) <= 0:
                 found.append(f"{where} has a step time of {min(rank.step_times_s)} s")
             if len(rank.losses) != plan.warmup_steps + plan.timed_steps:
-                found.append(f"{where} has losses of {len(rank.losses)} of {plan.warmup_steps + plan.timed_steps} steps")
+                found.append(
+                    f"{where} has losses of {len(rank.losses)} of {plan.warmup_steps + plan.timed_steps} steps"
+                )
         if run.teardown_hang:
             found.append(f"run {run.index}: teardown hang, its processes had to be killed after measuring")
-        if measurement.cell.device_kind == "cuda" and None in (METRICS["peak_allocated_bytes"][1](run),):
-            found.append(f"run {run.index} has no allocator statistics")
+    if measurement.cell.device_kind == "cuda" and None in measurement.values(PEAK_ALLOCATED):
+        found.append("a run has no allocator statistics")
     return found

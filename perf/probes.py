@@ -36,7 +36,7 @@ class StepClock:
             event = torch.cuda.Event(enable_timing=True)
             event.record()
             event.synchronize()
-            return self._device_marks[-1].elapsed_time(event) / 1e3
+            return float(self._device_marks[-1].elapsed_time(event)) / 1e3
         return time.perf_counter() - self._host_marks[-1]
 
     def intervals_s(self) -> tuple[float, ...]:
@@ -57,9 +57,7 @@ def reset_memory_peaks(device: torch.device) -> None:
 def memory_peaks(device: torch.device) -> MemoryPeaks:
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     if device.type != "cuda":
-        return MemoryPeaks(
-            allocated_bytes=None, reserved_bytes=None, resident_bytes=resident, allocator_retries=None
-        )
+        return MemoryPeaks(allocated_bytes=None, reserved_bytes=None, resident_bytes=resident, allocator_retries=None)
     return MemoryPeaks(
         allocated_bytes=torch.cuda.max_memory_allocated(device),
         reserved_bytes=torch.cuda.max_memory_reserved(device),

@@ -8,7 +8,7 @@ from perf.hardware import Machine
 from strategies.spec import Value
 
 
-class Software(Value, kw_only=True):
+class Software(Value, frozen=True, kw_only=True):
     """Versions that the ranks imported."""
 
     torch: str
@@ -18,7 +18,7 @@ class Software(Value, kw_only=True):
     nccl: str | None = None
 
 
-class Environment(Value, kw_only=True):
+class Environment(Value, frozen=True, kw_only=True):
     """Where and on what code a run was made. Recorded and shown; only the machine decides which baseline applies."""
 
     machine: Machine
@@ -34,7 +34,7 @@ class Environment(Value, kw_only=True):
     """Environment variables that change how torch runs."""
 
 
-class Marks(Value, kw_only=True):
+class Marks(Value, frozen=True, kw_only=True):
     """Seconds from the launch request to each station of a rank."""
 
     entered_s: float
@@ -46,7 +46,7 @@ class Marks(Value, kw_only=True):
     finished_s: float
 
 
-class LedgerEntry(Value, kw_only=True):
+class LedgerEntry(Value, frozen=True, kw_only=True):
     """All collectives of one kind that one rank issued in one step."""
 
     op: str
@@ -57,7 +57,7 @@ class LedgerEntry(Value, kw_only=True):
     """Payload that this rank passes in, summed over the calls."""
 
 
-class MemoryPeaks(Value, kw_only=True):
+class MemoryPeaks(Value, frozen=True, kw_only=True):
     """Peaks after warm-up. The allocator's are None on a CPU, which has no allocator statistics."""
 
     allocated_bytes: int | None
@@ -67,7 +67,7 @@ class MemoryPeaks(Value, kw_only=True):
     allocator_retries: int | None
 
 
-class CompileState(Value, kw_only=True):
+class CompileState(Value, frozen=True, kw_only=True):
     """What torch.compile did in this rank."""
 
     graphs: int
@@ -75,7 +75,7 @@ class CompileState(Value, kw_only=True):
     recompiles_after_warmup: int
 
 
-class RankRecord(Value, kw_only=True):
+class RankRecord(Value, frozen=True, kw_only=True):
     """Everything that one rank measured in one run."""
 
     SCHEMA_VERSION: ClassVar[int] = 1
@@ -88,7 +88,7 @@ class RankRecord(Value, kw_only=True):
     step_times_s: tuple[float, ...]
     """Timed steps only, in order."""
     losses: tuple[float | None, ...]
-    """This rank's share of the loss of every step, warm-up included, before its update; None where it was not finite."""
+    """This rank's share of the loss of every step, warm-up included, before its update; None: not finite."""
     start_gradient_norm: float | None
     end_gradient_norm: float | None
     """Global norms of the first step and of the audit step after the timed ones; None when not finite."""
@@ -103,7 +103,7 @@ class RankRecord(Value, kw_only=True):
     compile: CompileState
 
 
-class RunRecord(Value, kw_only=True):
+class RunRecord(Value, frozen=True, kw_only=True):
     """One run: a fresh process group, all its ranks."""
 
     SCHEMA_VERSION: ClassVar[int] = 1
@@ -116,6 +116,8 @@ class RunRecord(Value, kw_only=True):
     """UTC, ISO 8601."""
     wall_s: float
     """From the launch request until every process was gone."""
+    server_start_up_s: float = 0.0
+    """Seconds that the server's imports took before this run; 0 when it was running already."""
     environment: Environment
     ranks: tuple[RankRecord, ...]
     teardown_hang: bool = False
@@ -125,13 +127,13 @@ class RunRecord(Value, kw_only=True):
 
     @property
     def step_times_s(self) -> tuple[float, ...]:
-        """Per timed step, the slowest rank's time."""
-        return tuple(max(times) for times in zip(*(rank.step_times_s for rank in self.ranks), strict=True))
+        """Per timed step, the slowest rank's time. Steps that not all ranks have are left to `gaps` to report."""
+        return tuple(max(times) for times in zip(*(rank.step_times_s for rank in self.ranks), strict=False))
 
     @property
     def losses(self) -> tuple[float | None, ...]:
         """Global mean loss of every step: the sum of the ranks' shares, None where a share was not finite."""
-        steps = zip(*(rank.losses for rank in self.ranks), strict=True)
+        steps = zip(*(rank.losses for rank in self.ranks), strict=False)
         return tuple(None if None in shares else sum(s for s in shares if s is not None) for shares in steps)
 
     @property

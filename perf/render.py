@@ -57,7 +57,11 @@ def line(verdict: Verdict, *, run_folder: str | None = None) -> str:
     """The whole verdict on one cell in one line; `run_folder` completes the command that would accept a regression."""
     parts = [f"{verdict.outcome:<11} {verdict.cell_id}"]
     parts += verdict.reasons
-    decisive = [c for c in verdict.comparisons if c.outcome in (verdict.outcome, Outcome.REGRESSED) or c.metric == STEP_TIME]
+    if not verdict.comparisons and verdict.step_time_s is not None:
+        parts.append(f"step time {quantity(verdict.step_time_s, STEP_TIME)}, {verdict.num_runs} runs")
+    decisive = [
+        c for c in verdict.comparisons if c.outcome in (verdict.outcome, Outcome.REGRESSED) or c.metric == STEP_TIME
+    ]
     parts += [comparison_text(comparison) for comparison in decisive]
     if verdict.comparisons:
         parts.append(f"{verdict.num_runs} runs vs {verdict.num_baseline_runs}{' (provisional)' * verdict.provisional}")
@@ -67,7 +71,7 @@ def line(verdict: Verdict, *, run_folder: str | None = None) -> str:
     if verdict.environment_changes:
         parts.append("changed: " + ", ".join(verdict.environment_changes))
     if verdict.outcome is Outcome.REGRESSED:
-        parts.append(f'accept: {accept_command(run_folder or "results/RUN")}')
+        parts.append(f"accept: {accept_command(run_folder or 'results/RUN')}")
     return " | ".join(parts)
 
 
@@ -88,7 +92,7 @@ def in_order(verdicts: Iterable[Verdict]) -> list[Verdict]:
 
 def table_rows(verdicts: Iterable[Verdict]) -> list[tuple[str, ...]]:
     """Rows of the summary: outcome, cell, step time, change, tolerance, peak, and what there is to say."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for verdict in in_order(verdicts):
         time = _find(verdict, STEP_TIME)
         peak = _find(verdict, PEAK_ALLOCATED)
@@ -96,7 +100,7 @@ def table_rows(verdicts: Iterable[Verdict]) -> list[tuple[str, ...]]:
             (
                 verdict.outcome.value,
                 verdict.cell_id,
-                f"{quantity(time.old, time.metric)} -> {quantity(time.new, time.metric)}" if time else "",
+                _step_time(verdict, time),
                 percent(time.change) if time else "",
                 f"{time.tolerance * 100:.1f} %" if time and time.tolerance is not None else "",
                 f"{quantity(peak.old, peak.metric)} -> {quantity(peak.new, peak.metric)}" if peak else "",
@@ -109,9 +113,19 @@ def table_rows(verdicts: Iterable[Verdict]) -> list[tuple[str, ...]]:
 TABLE_HEADER = ("outcome", "cell", "step time", "change", "tolerance", "peak allocated", "remarks")
 
 
+def table_lines(verdicts: Iterable[Verdict]) -> list[str]:
+    """The summary in columns of plain text, one line per verdict."""
+    rows = [row[:-1] for row in table_rows(verdicts)]
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(len(TABLE_HEADER) - 1)]
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
 def markdown_table(verdicts: Iterable[Verdict]) -> str:
     """The summary as a Markdown table, failing rows first."""
-    rows = [TABLE_HEADER, *[tuple(cell.replace("|", "\\|").replace("\n", " ") for cell in row) for row in table_rows(verdicts)]]
+    rows = [
+        TABLE_HEADER,
+        *[tuple(cell.replace("|", "\\|").replace("\n", " ") for cell in row) for row in table_rows(verdicts)],
+    ]
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     lines.insert(1, "|" + "---|" * len(TABLE_HEADER))
     return "\n".join(lines) + "\n"
@@ -129,7 +143,11 @@ def exit_code(verdicts: Iterable[Verdict], allowed: frozenset[Outcome] = frozens
     return 8 if without_verdict or not outcomes else 0
 
 
+def _step_time(verdict: Verdict, time: Comparison | None) -> str:
+    if time is not None:
+        return f"{quantity(time.old, time.metric)} -> {quantity(time.new, time.metric)}"
+    return "" if verdict.step_time_s is None else quantity(verdict.step_time_s, STEP_TIME)
+
+
 def _find(verdict: Verdict, metric: Metric) -> Comparison | None:
     return next((comparison for comparison in verdict.comparisons if comparison.metric == metric), None)
-
-

@@ -1,8 +1,8 @@
-"""The folder of one test run: its manifest, the raw record of every run, the verdicts. The report is made from it alone.
+"""The folder of one test run: its manifest, every run's raw record, the verdicts. Reports are made from it alone.
 
-    results/<run id>/manifest.json
-                     runs/<cell id>/<index>.json
-                     verdicts/<cell id>.json
+results/<run id>/manifest.json
+runs/<cell id>/<index>.json
+verdicts/<cell id>.json
 """
 
 from datetime import UTC, datetime
@@ -19,7 +19,7 @@ from strategies.spec import Value
 MANIFEST = "manifest.json"
 
 
-class Manifest(Value, kw_only=True):
+class Manifest(Value, frozen=True, kw_only=True):
     """What a test run set out to do, and where."""
 
     SCHEMA_VERSION: ClassVar[int] = 1
@@ -51,6 +51,21 @@ class Results:
         if not (folder / MANIFEST).is_file():
             raise ValueError(f"{folder} is not a test run: it has no {MANIFEST}; pass a folder below results/")
         return cls(folder)
+
+    def exists(self) -> bool:
+        return (self.folder / MANIFEST).is_file()
+
+    def check_resumable(self, plan: SamplingPlan, cells: tuple[Cell, ...]) -> None:
+        """Raises ValueError when a test run of this plan and these cells cannot go on in this folder."""
+        manifest = self.manifest()
+        if manifest.plan != plan:
+            raise ValueError(f"{self.folder} was measured with {manifest.plan}, not with {plan}; start a new test run")
+        known = {cell.id: cell for cell in cells}
+        other = [cell.id for cell in manifest.cells if known.get(cell.id) != cell]
+        if other:
+            raise ValueError(
+                f"{self.folder} is about other cells, such as {other[0]}; resume it with its own --perf-matrix"
+            )
 
     def manifest(self) -> Manifest:
         return jsonfile.read(self.folder / MANIFEST, Manifest)

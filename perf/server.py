@@ -127,9 +127,7 @@ class Server:
         folder = Path(request["folder"])
         folder.mkdir()
         for rank in range(request["world_size"]):
-            context = RankContext(
-                rank=rank, world_size=request["world_size"], folder=folder, event_fd=self._event_fd
-            )
+            context = RankContext(rank=rank, world_size=request["world_size"], folder=folder, event_fd=self._event_fd)
             pid = os.fork()
             if pid == 0:
                 _live_as_rank(context, request)
@@ -213,9 +211,7 @@ def _settle(context: RankContext, variables: dict[str, str]) -> None:
     faulthandler.enable(sys.stderr)
     faulthandler.register(signal.SIGUSR1, file=stack_file, all_threads=True)
     os.environ.update(variables)
-    os.environ.update(
-        RANK=str(context.rank), LOCAL_RANK=str(context.rank), WORLD_SIZE=str(context.world_size)
-    )
+    os.environ.update(RANK=str(context.rank), LOCAL_RANK=str(context.rank), WORLD_SIZE=str(context.world_size))
 
 
 def _resolve(entry: str) -> Callable[[dict[str, Any], RankContext], None]:

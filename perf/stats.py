@@ -1,7 +1,7 @@
 """Statistics of runs: numbers in, numbers out.
 
-The unit of evidence is the run (a fresh process group): one number, the log of the median of its step times. Steps of one
-run share its luck, and a test over steps would take ten of them for ten independent witnesses.
+The unit of evidence is the run (a fresh process group): one number, the log of the median of its step times. Steps of
+one run share its luck, and a test over steps would take ten of them for ten independent witnesses.
 """
 
 import math
@@ -16,12 +16,12 @@ MAD_TO_SD = 1.4826
 
 
 def run_level(step_times_s: Sequence[float]) -> float:
-    """log of the median step time of one run."""
+    """Log of the median step time of one run."""
     return math.log(float(np.median(step_times_s)))
 
 
 def robust_sd(levels: Sequence[float]) -> float:
-    """Standard deviation after pulling in what lies more than 3 scaled MADs off the median; 0 for fewer than two values."""
+    """Standard deviation after pulling in what lies over 3 scaled MADs off the median; 0 for fewer than two values."""
     if len(levels) < 2:
         return 0.0
     values = np.asarray(levels, dtype=float)

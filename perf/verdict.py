@@ -1,7 +1,7 @@
 """The verdict on one cell: right, valid, memory, throughput, in this order; a pure function of values.
 
-Stage 1 of the decision, the screen, is here: a cell's runs are judged against its baseline at once. `suspicious` marks the
-cells that later stages (fresh reruns, A/B beside a reference build) will look at again.
+Stage 1 of the decision, the screen, is here: a cell's runs are judged against its baseline at once. `suspicious` marks
+the cells that later stages (fresh reruns, A/B beside a reference build) will look at again.
 """
 
 import math
@@ -61,7 +61,7 @@ VERDICTS = frozenset({Outcome.PASS, Outcome.IMPROVED})
 """Green outcomes. Those that are neither a failure nor green are cells without a verdict."""
 
 
-class Rule(Value, kw_only=True):
+class Rule(Value, frozen=True, kw_only=True):
     """The numbers of the decision. Tolerances are fractions of the step time."""
 
     floor: float = 0.025
@@ -87,7 +87,7 @@ class Rule(Value, kw_only=True):
             raise ValueError("tolerances and the prior cannot be negative")
 
 
-class Comparison(Value, kw_only=True):
+class Comparison(Value, frozen=True, kw_only=True):
     """One metric, old against new."""
 
     metric: Metric
@@ -102,13 +102,15 @@ class Comparison(Value, kw_only=True):
     outcome: Outcome
 
 
-class Verdict(Value, kw_only=True):
+class Verdict(Value, frozen=True, kw_only=True):
     """What is said of a cell, and on what evidence."""
 
     cell_id: str
     outcome: Outcome
     reasons: tuple[str, ...] = ()
     comparisons: tuple[Comparison, ...] = ()
+    step_time_s: float | None = None
+    """Median over the runs, also where there is nothing to compare it with."""
     num_runs: int = 0
     num_baseline_runs: int = 0
     provisional: bool = False
@@ -123,25 +125,28 @@ class Verdict(Value, kw_only=True):
         return self.outcome in FAILURES
 
 
-def judge(
-    measurement: Measurement, baseline: Baseline | None, invariants: Invariants | None, rule: Rule
-) -> Verdict:
+def judge(measurement: Measurement, baseline: Baseline | None, invariants: Invariants | None, rule: Rule) -> Verdict:
     """The verdict of stage 1. The order of the gates decides what is said: a later gate never hides an earlier one."""
 
     def say(outcome: Outcome, reasons: list[str]) -> Verdict:
         return Verdict(
-            cell_id=measurement.cell.id, outcome=outcome, reasons=tuple(reasons), num_runs=len(measurement.runs)
+            cell_id=measurement.cell.id,
+            outcome=outcome,
+            reasons=tuple(reasons),
+            step_time_s=measurement.median(STEP_TIME),
+            num_runs=len(measurement.runs),
+            notes=_notes(measurement) if outcome is Outcome.NO_BASELINE else (),
         )
 
     if errors := intrinsic_errors(measurement):
         return say(Outcome.WRONG, errors)
     if missing := gaps(measurement):
         return say(Outcome.INVALID, missing)
-    for stored, name in ((invariants, "invariants"), (baseline, "baseline")):
+    for stored, name in ((invariants, "invariants were"), (baseline, "baseline was")):
         if stored is None:
             continue
         if changed := stored.recipe.differences(measurement.recipe):
-            return say(Outcome.NO_BASELINE, [f"the {name} were recorded with another recipe: {'; '.join(changed)}"])
+            return say(Outcome.NO_BASELINE, [f"the {name} recorded with another recipe: {'; '.join(changed)}"])
     if invariants is not None and (errors := differences(measurement, invariants)):
         return say(Outcome.WRONG, errors)
     if baseline is None or invariants is None:
@@ -166,6 +171,7 @@ def _compare(measurement: Measurement, baseline: Baseline, rule: Rule) -> Verdic
         cell_id=measurement.cell.id,
         outcome=outcome,
         comparisons=tuple(comparisons),
+        step_time_s=measurement.median(STEP_TIME),
         num_runs=len(measurement.runs),
         num_baseline_runs=len(baseline.runs),
         provisional=baseline.is_provisional,

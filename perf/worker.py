@@ -18,35 +18,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
 
 from perf import jsonfile
-from perf.cell import Cell, SamplingPlan
 from perf.comms import Ledger
-from perf.fault import Fault, Planted
+from perf.fault import Planted
+from perf.job import Job
 from perf.probes import CompileProbe, StepClock, memory_peaks, reset_memory_peaks
 from perf.record import Marks, RankRecord
 from perf.server import RankContext
 from strategies.batch import Batch, synthetic_batch
 from strategies.registry import build, device_of
 from strategies.sharded import BuildConfig, Sharded, train_step
-from strategies.spec import Value
-
-
-class Job(Value, kw_only=True):
-    """What the ranks of a run are asked to do."""
-
-    cell: Cell
-    plan: SamplingPlan
-    requested_at_s: float
-    """System-wide monotonic time of the request: start-up counts from here."""
-    deadline_s: float
-    fault: Fault | None = None
 
 
 def run_rank(payload: dict[str, Any], context: RankContext) -> None:
     """Entry point of the server: one rank's whole run."""
     job = jsonfile.convert(payload, Job, source="job")
-    store = dist.FileStore(str(context.store), context.world_size)
+    store = FileStore(str(context.store), context.world_size)
     Run(job, context).measure(store)
 
 
@@ -61,7 +50,7 @@ class Run:
         self._marks: list[float] = []
         self._mark()
 
-    def measure(self, store: dist.Store | None) -> None:
+    def measure(self, store: Store | None) -> None:
         """Everything from the process group to the record. `store` None: rendezvous by torchrun's variables."""
         torch.set_num_threads(1)
         if self._device.type == "cuda":
@@ -75,14 +64,18 @@ class Run:
         self._planted.after_record()
         dist.destroy_process_group()
 
-    def _join(self, store: dist.Store | None) -> None:
+    def _join(self, store: Store | None) -> None:
         # Longer than the parent's deadline: the parent knows which rank did not answer, a group's own timeout does not.
         timeout = timedelta(seconds=self._job.deadline_s + 60)
         backend = "gloo" if self._device.type == "cpu" else "nccl"
-        place = {} if store is None else {"store": store, "rank": self._context.rank}
-        size = {} if store is None else {"world_size": self._context.world_size}
-        device_id = None if self._device.type == "cpu" else self._device
-        dist.init_process_group(backend, timeout=timeout, device_id=device_id, **place, **size)
+        dist.init_process_group(
+            backend,
+            timeout=timeout,
+            store=store,
+            rank=self._context.rank,
+            world_size=self._context.world_size,
+            device_id=None if self._device.type == "cpu" else self._device,
+        )
         self._context.report("group")
         self._mark()
 

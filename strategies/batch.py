@@ -22,7 +22,7 @@ class Batch:
     positions_BS: Tensor
     """Position of each token in its sequence, int64."""
     num_label_tokens: int
-    """Labels that count in the loss, over the *global* batch: every shard divides its summed loss by this one number."""
+    """Labels that count in the loss, over the *global* batch: every shard divides its summed loss by this number."""
 
     def rows(self, start: int, stop: int) -> "Batch":
         """The sequences [start, stop); the loss is still normalised by the global batch."""
@@ -54,12 +54,10 @@ def from_ids(ids_BS: Tensor, labels_BS: Tensor) -> Batch:
 def synthetic_batch(shape: ModelShape, workload: Workload, *, step: int, device: torch.device) -> Batch:
     """The global batch of one step, drawn on the CPU from (seed, step) alone.
 
-    Ids follow floor(V * u^4) with u uniform: frequent tokens exist, so a model that learns shows a falling loss within a
-    few steps, and a step that updates nothing does not.
+    Ids follow floor(V * u^4) with u uniform: frequent tokens exist, so a model that learns shows a falling loss within
+    a few steps, and a step that updates nothing does not.
     """
     generator = torch.Generator().manual_seed(workload.seed * 1_000_003 + step)
-    uniform = torch.rand(
-        (workload.sequences, workload.sequence_length + 1), generator=generator, dtype=torch.float64
-    )
+    uniform = torch.rand((workload.sequences, workload.sequence_length + 1), generator=generator, dtype=torch.float64)
     ids = (shape.vocab_size * uniform**4).long().clamp_(max=shape.vocab_size - 1).to(device)
     return from_ids(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())

@@ -19,15 +19,22 @@ ATTENTION = "causal_sdpa"
 
 
 def causal_sdpa(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: object
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    **kwargs: object,
 ) -> tuple[Tensor, None]:
     """Causal attention over whole sequences, [B, heads, S, head_dim] -> [B, S, heads, head_dim].
 
-    Under a name of its own transformers builds no mask: its mask code costs a device sync per forward in eager mode, and
-    a dense 4-D mask (which rules out the flash kernels) when the model is compiled.
+    Under a name of its own transformers builds no mask: its mask code costs a device sync per forward in eager mode,
+    and a dense 4-D mask (which rules out the flash kernels) when the model is compiled.
     """
     output = F.scaled_dot_product_attention(
-        query, key, value, is_causal=True, scale=module.scaling, enable_gqa=query.shape[1] != key.shape[1]
+        query, key, value, is_causal=True, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
     )
     return output.transpose(1, 2).contiguous(), None
 
@@ -55,10 +62,10 @@ def build_model(shape: ModelShape, *, device: torch.device, seed: int, checkpoin
         tie_word_embeddings=shape.tied_embeddings,
         max_position_embeddings=40_960,
         use_cache=False,
-        attn_implementation=ATTENTION,
     )
     with device:
-        model = Qwen3ForCausalLM._from_config(config, dtype=torch.float32)
+        model = Qwen3ForCausalLM._from_config(config, attn_implementation=ATTENTION, dtype=torch.float32)
+    assert isinstance(model, nn.Module)
     model.train()
     if checkpoint is None:
         initialise(model, seed=seed)
@@ -116,9 +123,7 @@ def loss_share(logits_BSV: Tensor, batch: Batch) -> Tensor:
     Computed in float32 at least.
     """
     logits = logits_BSV.to(torch.promote_types(logits_BSV.dtype, torch.float32))
-    total = F.cross_entropy(
-        logits.flatten(0, 1), batch.labels_BS.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
-    )
+    total = F.cross_entropy(logits.flatten(0, 1), batch.labels_BS.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
     return total / max(batch.num_label_tokens, 1)
 
 

@@ -1,11 +1,12 @@
 """The only list of strategies, and the order in which their parts compose.
 
 Order, applied by every builder: the whole model is built, then compiled per layer, then wrapped (DDP or fully_shard).
-Compiling comes before wrapping because fully_shard's hooks must stay outside of the compiled graphs; the optimizer comes
-last because fully_shard replaces the parameters.
+Compiling comes before wrapping because fully_shard's hooks must stay outside of the compiled graphs; the optimizer
+comes last because fully_shard replaces the parameters.
 """
 
 import torch
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from strategies.data_parallel import build_ddp
@@ -28,10 +29,14 @@ def build(config: BuildConfig) -> Sharded:
     The whole model is made first, by parameter name, and then cut: so every layout starts from the same weights.
     """
     layout = config.layout
+    model = build_model(layout.shape, device=config.device, seed=layout.workload.seed, checkpoint=config.checkpoint)
+    return shard(model, config)
+
+
+def shard(model: nn.Module, config: BuildConfig) -> Sharded:
+    """This rank's part of a whole model, which is consumed. Every rank must call it, with the same weights."""
+    layout = config.layout
     mesh = init_device_mesh(config.device.type, (layout.data_degree,), mesh_dim_names=(DATA_AXIS,))
-    model = build_model(
-        layout.shape, device=config.device, seed=layout.workload.seed, checkpoint=config.checkpoint
-    )
     return BUILDERS[layout.strategy](model, mesh, config)
 
 

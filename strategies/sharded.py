@@ -1,4 +1,4 @@
-"""What every strategy returns: the pieces of a model that this rank holds, and how to make one training step with them."""
+"""What every strategy returns: this rank's pieces of a model, and how to make one training step with them."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -38,8 +38,8 @@ class Builder(Protocol):
 class Sharded:
     """This rank's part of a model under one strategy.
 
-    The base class is a strategy with nothing to synchronise by hand; builders that need more override `no_sync` (a wrapper
-    that can skip its gradient reduction) or `owned_numel`.
+    The base class is a strategy with nothing to synchronise by hand; builders that need more override `no_sync` (a
+    wrapper that can skip its gradient reduction) or `owned_numel`.
     """
 
     module: nn.Module
@@ -96,19 +96,23 @@ class Sharded:
         return {name: _full(parameter.detach()) for name, parameter in self.named_parameters()}
 
     def full_gradients(self) -> dict[str, Tensor]:
-        """Unsharded gradients by name, before `step`. A parameter without a gradient is left out. Every rank must call it."""
-        return {name: _full(parameter.grad) for name, parameter in self.named_parameters() if parameter.grad is not None}
+        """Unsharded gradients by name, before `step`; without those that are None. Every rank must call it."""
+        return {
+            name: _full(parameter.grad) for name, parameter in self.named_parameters() if parameter.grad is not None
+        }
 
     def gradient_norm(self) -> Tensor:
         """Global L2 norm of the gradients in float64, equal on every rank. Every rank must call it."""
         squares = [
-            _full(parameter.grad.double().pow(2).sum()) for _, parameter in self.named_parameters() if parameter.grad is not None
+            _full(parameter.grad.double().pow(2).sum())
+            for _, parameter in self.named_parameters()
+            if parameter.grad is not None
         ]
         return torch.stack(squares).sum().sqrt()
 
 
 def train_step(sharded: Sharded, micro_batches: Sequence[Batch]) -> Tensor:
-    """One optimizer update, the same loop for every strategy. Returns this rank's share of the loss before the update."""
+    """One optimizer update, the same loop for every strategy. Returns this rank's share of the loss before it."""
     loss = sharded.forward_backward(micro_batches)
     sharded.step()
     return loss

@@ -12,7 +12,7 @@ import msgspec
 
 
 class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of what crosses a door: immutable, refuses unknown keys and wrong types when read. Subclasses add kw_only=True."""
+    """Base of what crosses a door: immutable, keyword-only; reading one refuses unknown keys and wrong types."""
 
 
 class StrategyName(StrEnum):
@@ -52,7 +52,7 @@ class ComputeDtype(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
-class ModelShape(Value, kw_only=True):
+class ModelShape(Value, frozen=True, kw_only=True):
     """A dense Qwen3 model as its config states it."""
 
     hidden_size: int
@@ -112,14 +112,14 @@ SIZES: dict[str, ModelShape] = {
     "0.6b": _qwen3(1024, 28, 16, 3072, tied=True),
     "1.7b": _qwen3(2048, 28, 16, 6144, tied=True),
     "4b": _qwen3(2560, 36, 32, 9728, tied=True),
-    # Not a released model: no dense Qwen3 has 7 B parameters. This is Qwen3-8B's width with 32 layers and tied embeddings,
-    # 6.8 B parameters, so that its float32 parameters, gradients and two AdamW moments are 16 bytes x 6.8 B = 108 GB.
+    # Not a released model: no dense Qwen3 has 7 B parameters. This is Qwen3-8B's width with 32 layers and tied
+    # embeddings, 6.8 B parameters: float32 parameters, gradients and two AdamW moments are 16 bytes x 6.8 B = 108 GB.
     "7b": _qwen3(4096, 32, 32, 12_288, tied=True),
     "8b": _qwen3(4096, 36, 32, 12_288, tied=False),
 }
 
 
-class Workload(Value, kw_only=True):
+class Workload(Value, frozen=True, kw_only=True):
     """What one optimizer step computes, the same for every strategy."""
 
     sequences: int
@@ -155,7 +155,7 @@ def default_workload(size: str) -> Workload:
     )
 
 
-class Layout(Value, kw_only=True):
+class Layout(Value, frozen=True, kw_only=True):
     """One strategy on one number of ranks: everything that decides whether the step can be cut."""
 
     strategy: StrategyName
@@ -202,10 +202,12 @@ def _batch_divides(layout: Layout) -> str | None:
     workload = layout.workload
     per_forward = layout.data_degree * workload.micro_batch
     if workload.sequences % per_forward:
+        per_rank, rest = divmod(workload.sequences, layout.data_degree)
+        even = f"choose a micro-batch that divides {workload.sequences} / {layout.data_degree} = {per_rank}"
+        uneven = f"choose a number of sequences that data degree {layout.data_degree} divides"
         return (
             f"{workload.sequences} sequences a step do not divide into data degree {layout.data_degree} x micro-batch "
-            f"{workload.micro_batch} = {per_forward}; choose a micro-batch that divides "
-            f"{workload.sequences} / {layout.data_degree} = {workload.sequences / layout.data_degree:g}"
+            f"{workload.micro_batch} = {per_forward}; {uneven if rest else even}"
         )
     return None
 

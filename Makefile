@@ -1,0 +1,34 @@
+# `make perf` runs the main job, `make test` the tests; each sets up .venv first when it is missing.
+# An existing environment, such as a GPU image's: make PYTHON=python3 perf
+
+PYTHON ?= .venv/bin/python
+ARGS ?=
+
+.PHONY: perf test lint clean
+
+perf: setup
+	$(PYTHON) -m pytest perf --perf-matrix smoke --perf-provisional --perf-allow=no-baseline,noisy $(ARGS)
+
+test: setup
+	$(PYTHON) -m pytest tests $(ARGS)
+
+lint: setup
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+
+.PHONY: setup
+ifeq ($(PYTHON),.venv/bin/python)
+setup: .venv/installed
+else
+setup:
+endif
+
+.venv/installed: constraints.txt pyproject.toml
+	python3 -c 'import sys; sys.exit(sys.version_info < (3, 11) and "python3 is %d.%d, needs 3.11 or newer" % sys.version_info[:2])'
+	python3 -m venv .venv
+	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch .venv/installed
+
+clean:
+	rm -rf .venv .shardmark results

@@ -1,0 +1,187 @@
+"""The report of one test run, from its folder alone: Markdown, one self-contained HTML page, charts, the runs as CSV.
+
+Imports matplotlib and pandas: whoever wants no report should not import this. Needs no torch.
+"""
+
+import base64
+import re
+from collections.abc import Iterable, Sequence, Set
+from pathlib import Path
+
+import jinja2
+import msgspec
+import pandas as pd
+
+from perf import reading, tables
+from perf.bars import CHARTS
+from perf.cell import Cell, SamplingPlan
+from perf.charts import write_charts
+from perf.measurement import Measurement, measure
+from perf.render import (
+    TABLE_HEADER,
+    accept_command,
+    comparison_text,
+    in_order,
+    markdown_table,
+    table_rows,
+)
+from perf.results import Results
+from perf.verdict import VERDICTS, Outcome, Verdict
+from strategies.spec import Value
+
+TEMPLATES = Path(__file__).parent / "templates"
+_NO_VERDICT = "no verdict was recorded: the test run ended before this cell was judged"
+
+
+class Finding(Value, frozen=True, kw_only=True):
+    """A failing cell or one without a verdict, told in full; cells refused for the same reason share one."""
+
+    outcome: Outcome
+    cell_ids: tuple[str, ...]
+    reasons: tuple[str, ...]
+    """May have many lines: a traceback, say."""
+    remarks: tuple[str, ...]
+    command: str | None
+    """What would accept it."""
+
+
+def write_report(results: Results) -> list[Path]:
+    """Writes report.md, report.html, runs.csv and the charts into the folder of a test run; gives their paths.
+
+    Equal records give equal bytes. A chart for which no run has a value is not written.
+
+    Raises:
+        ValueError: the folder is no test run, or one of its files is damaged.
+    """
+    folder = Results.open(results.folder).folder
+    manifest = results.manifest()
+    measurements = [found for cell in manifest.cells if (found := _measurement(results, cell, manifest.plan))]
+    frame = tables.runs_frame(measurements)
+    verdicts = _verdicts(results, manifest.cells, frame)
+    charts = write_charts(measurements, folder)
+    shown_folder = f"results/{folder.resolve().name}"
+    page = {
+        "manifest": manifest,
+        "headline": reading.headline(verdicts.values()),
+        "status": reading.status(verdicts.values()),
+        "warnings": reading.warnings(measurements, verdicts.values()),
+        "findings": findings(verdicts.values(), shown_folder, set(frame[frame["fault"].notna()]["cell"])),
+        "orders": reading.orders(frame, manifest.cells, verdicts),
+        "charts": [(chart.title, chart.file_name) for chart in CHARTS if folder / chart.file_name in charts],
+        "cells": tables.cells_table(frame, manifest.cells, verdicts),
+        "ratios": tables.ratios_table(frame, manifest.cells, verdicts),
+        "growth": tables.growth_table(frame, manifest.cells, verdicts),
+        "memory": tables.memory_table(frame, manifest.cells),
+        "time": tables.time_table(frame, manifest.cells),
+        "settings": tables.settings_table(manifest.cells),
+        "environment": environment_table(measurements),
+        "limits": reading.limits(measurements, manifest.plan),
+        "folder": shown_folder,
+    }
+    brief = [_brief(verdict) for verdict in verdicts.values()]
+    plain = markdown_table(_without_tags(verdict) for verdict in brief)
+    images = {path.name: base64.b64encode(path.read_bytes()).decode() for path in charts}
+    rows = [(row[0], row) for row in table_rows(brief)]
+    texts = {
+        "report.md": _template("report.md.j2").render(page, verdict_table=plain),
+        "report.html": _template("report.html.j2").render(page, header=TABLE_HEADER, rows=rows, images=images),
+        "runs.csv": frame.to_csv(index=False, lineterminator="\n"),
+    }
+    return [_write(folder / name, text) for name, text in texts.items()] + charts
+
+
+def findings(verdicts: Iterable[Verdict], run_folder: str, planted: Set[str]) -> list[Finding]:
+    """Every cell that is not green, most urgent first. What a planted fault did cannot be accepted."""
+    found: dict[tuple[object, ...], Finding] = {}
+    for verdict in in_order(verdict for verdict in verdicts if verdict.outcome not in VERDICTS):
+        remarks = [comparison_text(comparison) for comparison in verdict.comparisons]
+        if verdict.comparisons:
+            remarks.append(f"{verdict.num_runs} runs against {verdict.num_baseline_runs} of the baseline")
+        remarks += verdict.notes
+        remarks += [f"changed since the baseline: {change}" for change in verdict.environment_changes]
+        acceptable = verdict.outcome is Outcome.REGRESSED and verdict.cell_id not in planted
+        finding = Finding(
+            outcome=verdict.outcome,
+            cell_ids=(verdict.cell_id,),
+            reasons=verdict.reasons,
+            remarks=tuple(remarks),
+            command=accept_command(run_folder) if acceptable else None,
+        )
+        key = (verdict.outcome, verdict.reasons, () if not remarks else verdict.cell_id)
+        if key in found:
+            finding = msgspec.structs.replace(finding, cell_ids=(*found[key].cell_ids, verdict.cell_id))
+        found[key] = finding
+    return list(found.values())
+
+
+def environment_table(measurements: Sequence[Measurement]) -> tables.Table:
+    """Where and on what code the runs were made; several values where runs differ."""
+    values = reading.environment_values([run for measurement in measurements for run in measurement.runs])
+    rows = tuple((name, value) for name, found in values.items() for value in found)
+    return tables.Table(header=("what", "value"), rows=rows, first_number=2)
+
+
+def _measurement(results: Results, cell: Cell, plan: SamplingPlan) -> Measurement | None:
+    runs = results.runs(cell.id)
+    for run in runs:
+        if run.cell != cell:
+            raise ValueError(
+                f"{results.folder}: run {run.index} of {cell.id} is of another cell or workload than the manifest "
+                "states; restore the folder or measure again"
+            )
+    return measure(cell, plan, runs) if runs else None
+
+
+def _verdicts(results: Results, cells: Sequence[Cell], frame: pd.DataFrame) -> dict[str, Verdict]:
+    """By cell, most urgent first; a cell that was never judged is NOT_RUN, never left out."""
+    found = {cell.id: Verdict(cell_id=cell.id, outcome=Outcome.NOT_RUN, reasons=(_NO_VERDICT,)) for cell in cells} | {
+        verdict.cell_id: verdict for verdict in results.verdicts()
+    }
+    marked = (
+        msgspec.structs.replace(one, notes=(*tables.planted_faults(frame, one.cell_id), *one.notes))
+        for one in found.values()
+    )
+    return {verdict.cell_id: verdict for verdict in in_order(marked)}
+
+
+def _brief(verdict: Verdict) -> Verdict:
+    """For a table: the first line of each reason; the whole stands below it."""
+    return msgspec.structs.replace(verdict, reasons=tuple(tables.short(reason) for reason in verdict.reasons))
+
+
+def _without_tags(verdict: Verdict) -> Verdict:
+    """Markdown passes HTML through, and reasons quote what a run printed."""
+    return msgspec.structs.replace(
+        verdict,
+        reasons=tuple(reason.replace("<", "&lt;") for reason in verdict.reasons),
+        notes=tuple(note.replace("<", "&lt;") for note in verdict.notes),
+    )
+
+
+def _template(name: str) -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=jinja2.select_autoescape(["html.j2"]),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["cell"] = lambda text: re.sub(r"\s*\n\s*", " ", text).replace("|", "\\|").replace("<", "&lt;")
+    environment.filters["fence"] = _fence
+    return environment.get_template(name)
+
+
+def _fence(text: str) -> str:
+    """A code block that the text cannot close."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    ticks = "`" * max(3, longest + 1)
+    return f"{ticks}text\n{text.strip()}\n{ticks}"
+
+
+def _write(path: Path, text: str) -> Path:
+    """ASCII, without what a terminal would act upon: error messages may hold anything."""
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", "", text)
+    path.write_bytes(text.encode("ascii", "xmlcharrefreplace" if path.suffix == ".html" else "backslashreplace"))
+    return path

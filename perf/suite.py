@@ -1,0 +1,179 @@
+"""One test run: measures cells into its results folder, recalls their baselines, remembers their verdicts."""
+
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+from filelock import FileLock
+
+from perf import baseline as baselines
+from perf.approval import provisional, unfit
+from perf.baseline import Baseline, Invariants, Store
+from perf.cell import Cell, SamplingPlan
+from perf.connection import ROOT
+from perf.environment import Source, environment
+from perf.fault import Fault
+from perf.hardware import Machine, Node, link_variables
+from perf.job import ENTRY, Job
+from perf.launch import Launcher
+from perf.measurement import Measurement, gaps, measure
+from perf.progress import Progress
+from perf.record import RankRecord, RunRecord
+from perf.results import Results
+from perf.verdict import Rule, Verdict
+from strategies.spec import LinkProfile, Mode, Value, refusal
+
+BASELINES = ROOT / "baselines"
+STATE = ROOT / ".shardmark"
+"""What this checkout remembers for itself: compile caches and local provisional baselines. Ignored by git."""
+LOCAL_BASELINES = STATE / "baselines"
+NODE_LOCK = Path(tempfile.gettempdir()) / "shardmark-node.lock"
+"""Held while a cell is measured: no two timed cells share a node, whoever started them."""
+
+
+class Settings(Value, frozen=True, kw_only=True):
+    """The options of a test run."""
+
+    matrix: str
+    plan: SamplingPlan
+    baselines: Path
+    deadline_s: float
+    """Of one run, from the request to the last record."""
+    keep_provisional: bool = False
+    """Record a local provisional baseline for a cell that has none."""
+    fault: Fault | None = None
+    commit: str | None = None
+
+
+class Suite:
+    """The state of a test run in one pytest process."""
+
+    def __init__(self, settings: Settings, node: Node, results: Results, progress: Progress) -> None:
+        self._settings = settings
+        self._node = node
+        self._progress = progress
+        self._source = Source(ROOT, settings.commit)
+        self._launcher = Launcher(variables={"TORCHINDUCTOR_CACHE_DIR": str(STATE / "inductor")})
+        self._server_s = 0.0
+        self._primed: set[str] = set()
+        self.results = results
+        self.store = Store(settings.baselines, LOCAL_BASELINES)
+
+    def obstacle(self, cell: Cell) -> str | None:
+        """Why this cell cannot run here: refused by arithmetic, or by what the machine lacks."""
+        if reason := refusal(cell.layout):
+            return reason
+        if self._settings.matrix == "auto" and cell.link is LinkProfile.GLOO and self._node.gpus:
+            return (
+                f"gloo cells are for machines without GPUs, sees {len(self._node.gpus)}; --perf-matrix smoke runs them"
+            )
+        return self._node.lacks(cell)
+
+    def machine(self, cell: Cell) -> Machine:
+        return self._node.machine_for(cell)
+
+    def recall(self, cell: Cell) -> tuple[Baseline | None, Invariants | None]:
+        """What is stored of a cell. Raises ValueError when a stored file is damaged."""
+        return self.store.load(cell, self.machine(cell)), self.store.load_invariants(cell)
+
+    def rule(self, cell: Cell) -> Rule:
+        """The numbers of the decision, with the typical noise of the cell's machine as the prior."""
+        default = Rule()
+        return msgspec.structs.replace(default, prior_sd=self.store.prior_sd(self.machine(cell), default.prior_sd))
+
+    def measure(self, cell: Cell) -> Measurement:
+        """The runs of a cell: those that this test run has already, and the rest in fresh process groups.
+
+        Raises:
+            LaunchError: a run failed; its process group is gone.
+            ValueError: a record of a resumed test run is damaged.
+        """
+        plan = self._settings.plan
+        runs = {run.index: run for run in self.results.runs(cell.id) if self._is_finished(run)}
+        self._progress.begin_cell(cell.id, num_runs=plan.runs - len(runs))
+        try:
+            with FileLock(NODE_LOCK, mode=0o666):
+                for index in range(plan.runs):
+                    if index not in runs:
+                        self._prime(cell)
+                        runs[index] = self._run(cell, index)
+                        self.results.write_run(runs[index])
+        finally:
+            self._progress.end_cell()
+        return measure(cell, plan, [runs[index] for index in sorted(runs)])
+
+    def conclude(self, verdict: Verdict, measurement: Measurement | None) -> bool:
+        """Stores the verdict; whether a local provisional baseline was recorded with it."""
+        self.results.write_verdict(verdict)
+        if measurement is None or not self._settings.keep_provisional or unfit(measurement):
+            return False
+        cell = measurement.cell
+        baseline, invariants = self.recall(cell)
+        first_baseline, first_invariants = provisional(measurement, self.results.folder.name)
+        if baseline is None:
+            baselines.write(LOCAL_BASELINES, first_baseline)
+        if invariants is None:
+            baselines.write(LOCAL_BASELINES, first_invariants)
+        return baseline is None
+
+    def close(self) -> None:
+        self._launcher.close()
+
+    def _is_finished(self, run: RunRecord) -> bool:
+        """Whether a run of a resumed test run can be kept. Raises ValueError when code or hardware changed since."""
+        environment = run.environment
+        for name, then, now in (
+            ("commit", environment.commit, self._source.commit),
+            ("uncommitted changes", environment.dirty, self._source.dirty),
+            ("machine", environment.machine.key, self.machine(run.cell).key),
+        ):
+            if then != now:
+                raise ValueError(f"{self.results.folder}: {name} {then} when measured, {now} now; start a new test run")
+        whole = not gaps(measure(run.cell, msgspec.structs.replace(run.plan, runs=1), [run]))
+        return whole and run.fault == self._settings.fault
+
+    def _prime(self, cell: Cell) -> None:
+        """One unmeasured run of a compiled cell, so that every measured run finds the compile caches warm."""
+        if cell.mode is not Mode.COMPILE or cell.id in self._primed:
+            return
+        self._launch(cell, msgspec.structs.replace(self._settings.plan, warmup_steps=2, timed_steps=0), None, "priming")
+        self._primed.add(cell.id)
+
+    def _run(self, cell: Cell, index: int) -> RunRecord:
+        begun, started_at = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
+        ranks, teardown_hang = self._launch(
+            cell, self._settings.plan, self._settings.fault, f"run {index + 1}/{self._settings.plan.runs}"
+        )
+        self._progress.end_run()
+        software = self._launcher.start().software
+        server_s, self._server_s = self._launcher.start_up_s - self._server_s, self._launcher.start_up_s
+        return RunRecord(
+            cell=cell,
+            plan=self._settings.plan,
+            index=index,
+            started_at=started_at,
+            wall_s=time.monotonic() - begun,
+            server_start_up_s=server_s,
+            environment=environment(
+                self.machine(cell), self._node, software, source=self._source, variables=link_variables(cell.link)
+            ),
+            ranks=tuple(ranks),
+            teardown_hang=teardown_hang,
+            fault=self._settings.fault,
+        )
+
+    def _launch(self, cell: Cell, plan: SamplingPlan, fault: Fault | None, what: str) -> tuple[list[RankRecord], bool]:
+        self._launcher.start()
+        deadline_s = self._settings.deadline_s
+        job = Job(cell=cell, plan=plan, requested_at_s=time.monotonic(), deadline_s=deadline_s, fault=fault)
+        return self._launcher.run(
+            ENTRY,
+            job,
+            world_size=cell.world_size,
+            record=RankRecord,
+            deadline_s=deadline_s,
+            variables=link_variables(cell.link),
+            on_event=self._progress.watch(what, plan.warmup_steps + plan.timed_steps),
+        )

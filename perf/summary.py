@@ -1,0 +1,122 @@
+"""What a user sees of a test run: verdict lines as they come, the summary, the report, the exit code."""
+
+from pathlib import Path
+
+import pytest
+
+from perf.measurement import Measurement
+from perf.render import counts, exit_code, in_order, table_lines
+from perf.results import Results
+from perf.verdict import FAILURES, VERDICTS, Outcome, Verdict
+
+RECORDED = "recorded a local provisional baseline"
+"""In the verdict line of a cell that got its first baseline on this machine."""
+
+
+class Summary:
+    """Plugin of the one process that talks to the user: the only one, or xdist's controller."""
+
+    def __init__(self, config: pytest.Config, results: Results, allowed: frozenset[Outcome]) -> None:
+        self._config = config
+        self._results = results
+        self._allowed = allowed
+        self._verdicts: list[Verdict] = []
+        self._paths: list[Path] = []
+        self._num_recorded = 0
+        self._trouble = ""
+
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        """No dots for cells: each has its line."""
+        if report.when == "call" and (outcome := _property(report, "outcome")):
+            return report.outcome, "", outcome
+        return None
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """The verdict on a cell, as soon as it is known."""
+        outcome, text = _property(report, "outcome"), _property(report, "verdict")
+        if report.when != "call" or outcome is None or text is None:
+            return
+        self._num_recorded += RECORDED in text
+        terminal = self._config.pluginmanager.getplugin("terminalreporter")
+        if terminal is not None:
+            # Not write_line: it would make the terminal repeat the file's name before the next cell.
+            terminal.write("\n" + text.splitlines()[0], flush=True, **_markup(Outcome(outcome)))
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Names what was not run, writes the report, and sets the exit code where pytest saw no failure."""
+        if not self._results.exists():
+            return
+        self._verdicts = self._complete()
+        from perf.report import write_report  # pandas and matplotlib: only here, after the last measurement
+
+        try:
+            self._paths = write_report(self._results)
+        except ValueError as error:
+            self._trouble = f"no report: {error}"
+        if exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = exit_code(self._verdicts, self._allowed)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if not self._verdicts:
+            return
+        terminalreporter.section("performance")
+        for verdict, row in zip(in_order(self._verdicts), table_lines(self._verdicts), strict=True):
+            terminalreporter.write_line(row, **_markup(verdict.outcome))
+        terminalreporter.write_line(f"cells: {counts(self._verdicts)}", bold=True)
+        for sentence in self._sentences():
+            terminalreporter.write_line(sentence)
+        if self._num_recorded:
+            terminalreporter.write_sep("!", "no baseline on this machine", yellow=True, bold=True)
+            terminalreporter.write_line(
+                f"{self._num_recorded} cells had no timing baseline on this machine: THEIR TIMES WERE COMPARED WITH "
+                "NOTHING. They are local provisional baselines now (.shardmark/baselines, ignored by git): "
+                "the next run compares with them.",
+                yellow=True,
+            )
+        if self._trouble:
+            terminalreporter.write_line(self._trouble, red=True)
+        reports = [path for path in self._paths if path.suffix in (".md", ".html")]
+        terminalreporter.write_line(f"report: {', '.join(str(path) for path in reports) or self._results.folder}")
+
+    def _complete(self) -> list[Verdict]:
+        """The verdicts on all cells of the manifest; one that has none was not run."""
+        verdicts = {verdict.cell_id: verdict for verdict in self._results.verdicts()}
+        for cell in self._results.manifest().cells:
+            if cell.id not in verdicts:
+                reason = "expected by the manifest, no result"
+                verdicts[cell.id] = Verdict(cell_id=cell.id, outcome=Outcome.NOT_RUN, reasons=(reason,))
+                self._results.write_verdict(verdicts[cell.id])
+        return list(verdicts.values())
+
+    def _sentences(self) -> list[str]:
+        """Where the time went, and what lies in the baselines without a cell."""
+        sentences = []
+        measurements = self._results.measurements()
+        if measurements:
+            sentences.append(wall_time(measurements))
+        return sentences
+
+
+def wall_time(measurements: list[Measurement]) -> str:
+    """`wall time 63 s: measuring 12 s, warm-up and compiling 20 s, start-up 25 s, other 6 s`."""
+    runs = [run for measurement in measurements for run in measurement.runs]
+    parts = {
+        "measuring": sum(run.measuring_s for run in runs),
+        "warm-up and compiling": sum(run.warm_up_s for run in runs),
+        "start-up": sum(run.start_up_s + run.server_start_up_s for run in runs),
+    }
+    total = sum(run.wall_s + run.server_start_up_s for run in runs)
+    parts["audit and teardown"] = total - sum(parts.values())
+    text = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in parts.items())
+    return f"wall time of {len(runs)} runs {total:.1f} s: {text}"
+
+
+def _property(report: pytest.TestReport, name: str) -> str | None:
+    return next((str(value) for key, value in report.user_properties if key == name), None)
+
+
+def _markup(outcome: Outcome) -> dict[str, bool]:
+    if outcome in FAILURES:
+        return {"red": True, "bold": True}
+    return {"green": True} if outcome in VERDICTS else {"yellow": outcome is not Outcome.UNSUPPORTED}

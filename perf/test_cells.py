@@ -1,0 +1,31 @@
+"""The suite: one test per cell. Refuse, recall, measure, judge, conclude; what each word means stands in its room."""
+
+import pytest
+
+from perf.cell import Cell
+from perf.measurement import STEP_TIME
+from perf.plugin import CELLS, Bench
+from perf.replay import CLOCK, replay
+from perf.verdict import judge
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One test per cell of the matrix, named by its id."""
+    if "cell" in metafunc.fixturenames:
+        cells = metafunc.config.stash[CELLS]
+        metafunc.parametrize("cell", cells, ids=[cell.id for cell in cells])
+
+
+@pytest.mark.benchmark(timer=CLOCK)
+def test_cell(cell: Cell, bench: Bench, benchmark: object) -> None:
+    """A strategy at a size, in a mode, on a number of ranks: as right, as lean and as fast as its baseline."""
+    bench.refuse(cell)
+    baseline, invariants = bench.recall(cell)
+    measurement = bench.measure(cell)
+    verdict = judge(measurement, baseline, invariants, bench.rule(cell))
+    replay(
+        benchmark,
+        [seconds for run in measurement.runs for seconds in run.step_times_s],
+        {"cell": cell.id, "outcome": verdict.outcome.value, "run_medians_s": measurement.values(STEP_TIME)},
+    )
+    bench.conclude(verdict, measurement)

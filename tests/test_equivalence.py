@@ -1,0 +1,80 @@
+"""Every strategy computes what the unsharded model computes: logits, loss, every gradient, updated parameters."""
+
+import pytest
+
+from perf.launch import Launcher
+from strategies.spec import Mode, StrategyName
+from tests.equivalence import UPDATES, Case, Distances
+
+# Bounds hold with room: rounding stays two orders below them, real mistakes lie ten orders above.
+BOUNDS = {
+    "float64": {"logits": 1e-12, "loss": 1e-12, "gradients": 1e-12},
+    "float32": {"logits": 5e-6, "loss": 5e-6, "gradients": 2e-5},
+}
+PARAMETERS_FLOAT64 = 1e-10
+"""Only in float64: AdamW's first updates are g / (|g| + eps), which turns float32 rounding into real differences."""
+NUM_RANKS = {StrategyName.SINGLE: 1, StrategyName.DDP: 2, StrategyName.FSDP2: 2}
+
+
+def distances(launcher: Launcher, case: Case) -> list[Distances]:
+    records, teardown_hang = launcher.run(
+        "tests.equivalence:compare", case, world_size=case.world_size, record=Distances, deadline_s=120.0
+    )
+    assert not teardown_hang
+    return records
+
+
+def faults(records: list[Distances], case: Case) -> list[str]:
+    """Every way in which a strategy is not the unsharded model."""
+    found = [f"rank {record.rank}: {record.odd_names} on one side only" for record in records if record.odd_names]
+    bounds = BOUNDS[case.dtype] | {"gradient_norm": BOUNDS[case.dtype]["gradients"]}
+    if case.dtype == "float64":
+        bounds["parameters"] = PARAMETERS_FLOAT64
+    for record in records:
+        for field, bound in bounds.items():
+            if not getattr(record, field) <= bound:
+                found.append(
+                    f"rank {record.rank}: {field} {getattr(record, field):.2g} > {bound:g} {record.worst_gradient}"
+                )
+    if sum(record.owned_numel for record in records) != case.layout.shape.num_parameters:
+        found.append(
+            f"the ranks own {[record.owned_numel for record in records]}, not {case.layout.shape.num_parameters}"
+        )
+    return found
+
+
+def test_every_strategy_is_covered():
+    assert set(NUM_RANKS) == set(StrategyName)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("strategy", StrategyName)
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_strategy_equals_unsharded_model(launcher, strategy, dtype, tied):
+    case = Case(strategy=strategy, world_size=NUM_RANKS[strategy], dtype=dtype, tied_embeddings=tied)
+    records = distances(launcher, case)
+    assert not faults(records, case)
+    # Two layers of 11 tensors each, the embedding, the last norm, and the head where it is not tied.
+    assert {record.num_gradients for record in records} == {24 if tied else 25}
+    assert UPDATES == 2
+
+
+@pytest.mark.parametrize("strategy", [StrategyName.DDP, StrategyName.FSDP2])
+def test_rank_without_a_label_token_changes_nothing(launcher, strategy):
+    case = Case(strategy=strategy, world_size=2, masked_rank=1)
+    assert not faults(distances(launcher, case), case)
+
+
+def test_compiled_strategy_equals_unsharded_model(launcher):
+    case = Case(strategy=StrategyName.FSDP2, world_size=2, mode=Mode.COMPILE, dtype="float32")
+    assert not faults(distances(launcher, case), case)
+
+
+@pytest.mark.parametrize("strategy", [StrategyName.DDP, StrategyName.FSDP2])
+def test_wrong_gradient_scale_is_found_where_the_loss_is_right(launcher, strategy):
+    case = Case(strategy=strategy, world_size=2, gradient_scale=2.0)
+    records = distances(launcher, case)
+    found = faults(records, case)
+    assert any("gradients" in fault for fault in found)
+    assert all(record.gradients == pytest.approx(1.0, abs=0.1) for record in records)
+    assert all(record.loss < 1e-4 for record in records)

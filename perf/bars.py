@@ -86,10 +86,7 @@ class Panel(Value, frozen=True, kw_only=True):
 
 def run_value(run: RunRecord, metric: Metric) -> float | None:
     """The run's value, or None where it has no finite one: a report must also be able to tell of damaged runs."""
-    try:
-        value = METRICS[metric.name][1](run)
-    except ValueError:  # no ranks, or ranks of unequal numbers of steps
-        return None
+    value = METRICS[metric.name][1](run)
     return value if value is not None and math.isfinite(value) else None
 
 

@@ -191,6 +191,8 @@ def write(root: Path, record: Baseline | Invariants) -> Path:
 def _check_values(baseline: Baseline, path: Path) -> None:
     if not baseline.runs:
         raise ValueError(f"{path}: holds no runs")
+    if baseline.machine.is_gpu and None in [run.peak_allocated_bytes for run in baseline.runs]:
+        raise ValueError(f"{path}: lacks the allocator's peaks, which every GPU has; record the cell again")
     for run in baseline.runs:
         numbers = [*run.step_times_s, run.peak_allocated_bytes, run.peak_reserved_bytes, run.peak_resident_bytes]
         bad = [number for number in numbers if number is not None and number <= 0]

@@ -65,9 +65,11 @@ def differences(measurement: Measurement, invariants: Invariants) -> list[str]:
         losses = [loss for loss in run.losses if loss is not None]
         found += [f"{where}: {error}" for error in _loss_differences(losses, invariants, band)]
         for name in ("start_gradient_norm", "end_gradient_norm"):
-            new, old = getattr(run.ranks[0], name), getattr(invariants, name)
-            if not _close(new, old, getattr(band, name)):
-                found.append(f"{where}: {name.replace('_', ' ')} {old:.6g} -> {new:.6g} (band {getattr(band, name):g})")
+            old, allowed = getattr(invariants, name), getattr(band, name)
+            off = [norm for rank in run.ranks if not _close(norm := getattr(rank, name), old, allowed)]
+            if off:
+                new = "none" if off[0] is None else f"{off[0]:.6g}"
+                found.append(f"{where}: {name.replace('_', ' ')} {old:.6g} -> {new} (band {allowed:g})")
         found += [f"{where}: {error}" for error in _ledger_differences(run, invariants)]
     return found
 

@@ -60,6 +60,8 @@ _VICTIM_SIGNS = (
     "connection closed by peer",
     "connection reset by peer",
     "connection refused",
+    "connection was likely closed",
+    "connection abort",
     "broken pipe",
     "socket timeout",
     "timed out waiting",

@@ -30,13 +30,15 @@ def _over_ranks(pick: Callable[[RankRecord], int | None]) -> Callable[[RunRecord
 
     def reduce(run: RunRecord) -> float | None:
         values = [pick(rank) for rank in run.ranks]
-        return None if None in values else float(max(value for value in values if value is not None))
+        present = [value for value in values if value is not None]
+        return float(max(present)) if present and len(present) == len(values) else None
 
     return reduce
 
 
 def _step_time(run: RunRecord) -> float | None:
-    return statistics.median(run.step_times_s) if run.step_times_s else None
+    even = len({len(rank.step_times_s) for rank in run.ranks}) == 1
+    return statistics.median(run.step_times_s) if even and run.step_times_s else None
 
 
 def _throughput(run: RunRecord) -> float | None:

@@ -8,7 +8,7 @@ from perf.cell import SamplingPlan
 from perf.connection import ROOT
 from perf.fault import Fault
 from perf.matrix import NAMED
-from perf.suite import BASELINES, Settings
+from perf.suite import BASELINES, STATE, Settings
 from perf.verdict import FAILURES, VERDICTS, Outcome
 
 ALLOWABLE = {
@@ -32,6 +32,7 @@ def add_options(parser: pytest.Parser) -> None:
     )
     add("--perf-results", type=Path, default=ROOT / "results", metavar="DIR", help="where test runs are kept")
     add("--perf-baselines", type=Path, default=BASELINES, metavar="DIR", help="the checked-in baselines")
+    add("--perf-state", type=Path, default=STATE, metavar="DIR", help="compile caches and local provisional baselines")
     add("--perf-resume", type=Path, metavar="RUN", help="go on with an interrupted test run: keep its finished runs")
     add(
         "--perf-allow",
@@ -67,6 +68,7 @@ def settings(config: pytest.Config) -> Settings:
             checkpoint=str(checkpoint.resolve()) if checkpoint else None,
         ),
         baselines=option("perf_baselines"),
+        state=option("perf_state"),
         deadline_s=timeout_s,
         keep_provisional=option("perf_provisional"),
         fault=Fault.parse(option("perf_plant")) if option("perf_plant") else None,

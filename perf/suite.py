@@ -1,5 +1,6 @@
 """One test run: measures cells into its results folder, recalls their baselines, remembers their verdicts."""
 
+import os
 import tempfile
 import time
 from datetime import UTC, datetime
@@ -39,6 +40,7 @@ class Settings(Value, frozen=True, kw_only=True):
     matrix: str
     plan: SamplingPlan
     baselines: Path
+    state: Path
     deadline_s: float
     """Of one run, from the request to the last record."""
     keep_provisional: bool = False
@@ -55,11 +57,13 @@ class Suite:
         self._node = node
         self._progress = progress
         self._source = Source(ROOT, settings.commit)
-        self._launcher = Launcher(variables={"TORCHINDUCTOR_CACHE_DIR": str(STATE / "inductor")})
+        caches = os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(settings.state / "inductor"))
+        self._launcher = Launcher(variables={"TORCHINDUCTOR_CACHE_DIR": caches})
+        self._local_baselines = settings.state / "baselines"
         self._server_s = 0.0
         self._primed: set[str] = set()
         self.results = results
-        self.store = Store(settings.baselines, LOCAL_BASELINES)
+        self.store = Store(settings.baselines, self._local_baselines)
 
     def obstacle(self, cell: Cell) -> str | None:
         """Why this cell cannot run here: refused by arithmetic, or by what the machine lacks."""
@@ -113,9 +117,9 @@ class Suite:
         baseline, invariants = self.recall(cell)
         first_baseline, first_invariants = provisional(measurement, self.results.folder.name)
         if baseline is None:
-            baselines.write(LOCAL_BASELINES, first_baseline)
+            baselines.write(self._local_baselines, first_baseline)
         if invariants is None:
-            baselines.write(LOCAL_BASELINES, first_invariants)
+            baselines.write(self._local_baselines, first_invariants)
         return baseline is None
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ class Summary:
         self._verdicts: list[Verdict] = []
         self._paths: list[Path] = []
         self._num_recorded = 0
+        self._num_told = 0
         self._trouble = ""
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
@@ -41,7 +42,10 @@ class Summary:
         terminal = self._config.pluginmanager.getplugin("terminalreporter")
         if terminal is not None:
             # Not write_line: it would make the terminal repeat the file's name before the next cell.
-            terminal.write("\n" + text.splitlines()[0], flush=True, **_markup(Outcome(outcome)))
+            after_own_word = self._config.get_verbosity() > 0
+            text = f"\n{text.splitlines()[0]}" if after_own_word or self._num_told == 0 else text.splitlines()[0]
+            terminal.write(text if after_own_word else f"{text}\n", flush=True, **_markup(Outcome(outcome)))
+            self._num_told += 1
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Names what was not run, writes the report, and sets the exit code where pytest saw no failure."""

@@ -6,6 +6,7 @@ the cells that later stages (fresh reruns, A/B beside a reference build) will lo
 
 import math
 from enum import StrEnum
+from typing import ClassVar
 
 import numpy as np
 
@@ -83,8 +84,8 @@ class Rule(Value, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 0 <= self.floor <= self.cap < 1:
             raise ValueError(f"tolerances of step time need 0 <= floor {self.floor} <= cap {self.cap} < 1")
-        if min(self.memory_share, self.reserved_share, self.prior_sd, self.prior_df) < 0:
-            raise ValueError("tolerances and the prior cannot be negative")
+        if negative := [name for name in self.__struct_fields__ if getattr(self, name) < 0]:
+            raise ValueError(f"a tolerance cannot be negative: {negative[0]} {getattr(self, negative[0])}")
 
 
 class Comparison(Value, frozen=True, kw_only=True):
@@ -105,6 +106,8 @@ class Comparison(Value, frozen=True, kw_only=True):
 class Verdict(Value, frozen=True, kw_only=True):
     """What is said of a cell, and on what evidence."""
 
+    SCHEMA_VERSION: ClassVar[int] = 1
+    schema_version: int = 1
     cell_id: str
     outcome: Outcome
     reasons: tuple[str, ...] = ()

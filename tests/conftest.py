@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from perf.launch import Launcher
+from tests.suite_runs import SuiteRuns
 
 
 @pytest.fixture(scope="session")
@@ -12,3 +13,9 @@ def launcher() -> Iterator[Launcher]:
     """A server with torch imported, from which every test forks its ranks."""
     with Launcher() as warm:
         yield warm
+
+
+@pytest.fixture
+def suite_runs(pytester: pytest.Pytester) -> SuiteRuns:
+    """Runs `pytest perf` in a pytest of its own, away from this checkout's baselines and results."""
+    return SuiteRuns(pytester)

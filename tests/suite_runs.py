@@ -1,0 +1,100 @@
+"""Runs of the real suite in a pytest of their own, for the tests of the plugin and of what comes after it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from perf.baseline import Baseline, Night
+from perf.connection import ROOT
+from perf.results import Results
+from perf.verdict import Outcome
+
+MATRIX = """
+[[cells]]
+strategy = "single"
+size = "tiny"
+mode = "eager"
+world_size = 1
+link = "gloo"
+
+[[cells]]
+strategy = "ddp"
+size = "tiny"
+mode = "eager"
+world_size = 2
+link = "gloo"
+"""
+SINGLE, DDP = "single-tiny-eager-w1-gloo", "ddp-tiny-eager-w2-gloo"
+PLAN = ("--perf-warmup=2", "--perf-steps=4", "--perf-runs=3")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcomes:
+    """How one pytest over the suite ended."""
+
+    exit_code: int
+    text: str
+    results: Results | None
+
+    @property
+    def by_cell(self) -> dict[str, Outcome]:
+        assert self.results is not None
+        return {verdict.cell_id: verdict.outcome for verdict in self.results.verdicts()}
+
+
+class SuiteRuns:
+    """A place with a matrix, baselines, state and results of its own."""
+
+    def __init__(self, pytester: pytest.Pytester) -> None:
+        self._pytester = pytester
+        self.root = pytester.path
+        self.baselines, self.state = self.root / "baselines", self.root / "state"
+        self.matrix = self.root / "cells.toml"
+        self.matrix.write_text(MATRIX)
+
+    def run(self, *options: str, plan: tuple[str, ...] = PLAN) -> Outcomes:
+        """`pytest perf` with these options; results are those of the test run that it made, if any."""
+        before = set(self._folders())
+        result = self._pytester.runpytest_subprocess(
+            str(ROOT / "perf"),
+            f"--rootdir={ROOT}",
+            f"--config-file={ROOT / 'pyproject.toml'}",
+            f"--perf-matrix={self.matrix}",
+            f"--perf-results={self.root / 'results'}",
+            f"--perf-baselines={self.baselines}",
+            f"--perf-state={self.state}",
+            "-o",
+            f"cache_dir={self.root / 'cache'}",
+            *plan,
+            *options,
+            timeout=300,
+        )
+        new = sorted(set(self._folders()) - before)
+        text = result.stdout.str() + result.stderr.str()
+        return Outcomes(exit_code=int(result.ret), text=text, results=Results(new[0]) if new else None)
+
+    def record(self, *options: str) -> Outcomes:
+        """A first run that leaves local provisional baselines."""
+        outcomes = self.run("--perf-provisional", "--perf-allow=no-baseline", *options)
+        assert outcomes.exit_code == 0, outcomes.text
+        return outcomes
+
+    def baseline_path(self, cell_id: str) -> Path:
+        (path,) = (path for path in self.state.glob(f"baselines/*/{cell_id}.json") if path.parent.name != "invariants")
+        return path
+
+    def _folders(self) -> list[Path]:
+        folder = self.root / "results"
+        return list(folder.iterdir()) if folder.exists() else []
+
+
+def steady(baseline: Baseline, step_time_s: float) -> Baseline:
+    """The baseline as a machine without noise would have recorded it, at this step time."""
+
+    def quiet(night: Night) -> Night:
+        runs = (replace(run, step_times_s=(step_time_s,) * len(run.step_times_s)) for run in night.runs)
+        return replace(night, runs=tuple(runs))
+
+    return replace(baseline, nights=tuple(quiet(night) for night in baseline.nights)).sealed()

@@ -1,0 +1,139 @@
+"""Room perf/matrix.py: the same cells everywhere, and a matrix file that says what is wrong with it."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perf import matrix
+from perf.cell import Cell
+from strategies.spec import Mode, StrategyName, refusal
+
+ROOT = Path(matrix.__file__).resolve().parent.parent
+WHOLE = {"strategy": '"ddp"', "size": '"tiny"', "mode": '"eager"', "world_size": "2", "link": '"gloo"'}
+
+
+def table(**changes: str | None) -> str:
+    """A [[cells]] table, whole unless changed; None leaves a key out."""
+    entries = {name: value for name, value in (WHOLE | changes).items() if value is not None}
+    return "[[cells]]\n" + "".join(f"{name} = {value}\n" for name, value in entries.items())
+
+
+@pytest.fixture
+def load(tmp_path):
+    def load(text: str | bytes) -> tuple[Cell, ...]:
+        path = tmp_path / "mine.toml"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return matrix.cells_of(str(path))
+
+    return load
+
+
+@pytest.mark.parametrize("name", matrix.NAMED)
+def test_ids_do_not_depend_on_the_hash_seed_or_the_devices(name):
+    code = f"from perf.matrix import cells_of; print([cell.id for cell in cells_of({name!r})])"
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONHASHSEED": seed, "CUDA_VISIBLE_DEVICES": visible, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed, visible in (("0", ""), ("1", "0,1"))
+    }
+    assert texts == {f"{[cell.id for cell in matrix.cells_of(name)]}\n"}
+
+
+@pytest.mark.parametrize("name", matrix.NAMED)
+def test_ids_are_unique_and_every_cell_can_be_cut(name):
+    cells = matrix.cells_of(name)
+    assert len({cell.id for cell in cells}) == len(cells) > 0
+    assert [cell.id for cell in cells if refusal(cell.layout)] == []
+
+
+def test_auto_is_smoke_and_node():
+    assert matrix.cells_of("auto") == matrix.cells_of("smoke") + matrix.cells_of("node")
+
+
+def test_smoke_runs_on_any_cpu_with_every_strategy_and_mode():
+    cells = matrix.cells_of("smoke")
+    assert {cell.strategy for cell in cells} == set(StrategyName)
+    assert {cell.mode for cell in cells} == set(Mode)
+    assert {(cell.size, cell.device_kind) for cell in cells} == {("tiny", "cpu")}
+
+
+def test_node_is_the_full_product_on_at_most_2_gpus():
+    cells = matrix.cells_of("node")
+    assert len(cells) == len(StrategyName) * 2 * len(Mode)
+    assert {cell.device_kind for cell in cells} == {"cuda"}
+    assert {cell.world_size for cell in cells if cell.strategy is StrategyName.SINGLE} == {1}
+    assert {cell.world_size for cell in cells if cell.strategy is not StrategyName.SINGLE} == {2}
+
+
+def test_file_gives_the_product_of_its_lists_in_the_order_written(load):
+    cells = load(table(strategy='["fsdp2", "ddp"]', mode='["eager", "compile"]', world_size="[2, 4]"))
+    assert [cell.id for cell in cells] == [
+        f"{strategy}-tiny-{mode}-w{ranks}-gloo"
+        for strategy in ("fsdp2", "ddp")
+        for mode in ("eager", "compile")
+        for ranks in (2, 4)
+    ]
+
+
+def test_file_with_several_tables_keeps_their_order(load):
+    cells = load(table(strategy='"fsdp2"') + table(size='"0.6b"', link='"native"'))
+    assert [cell.id for cell in cells] == ["fsdp2-tiny-eager-w2-gloo", "ddp-0.6b-eager-w2-native"]
+
+
+def test_file_may_change_the_workload_and_leaves_the_rest(load):
+    (cell,) = load(table(micro_batch="4", compute_dtype='"bfloat16"'))
+    assert (cell.workload.micro_batch, cell.workload.compute_dtype) == (4, "bfloat16")
+    assert (cell.workload.sequences, cell.workload.sequence_length) == (8, 64)
+
+
+REFUSED = {
+    "unknown strategy": (table(strategy='"zero9"'), ["cells 1", "zero9", "known strategy: single, ddp, fsdp2"]),
+    "unknown strategy in a list": (table(strategy='["ddp", "zero9"]'), ["zero9", "known strategy"]),
+    "unknown size": (table(size='"9b"'), ["unknown size '9b'", "known: tiny, 0.6b, 1.7b, 4b, 7b, 8b"]),
+    "unknown mode": (table(mode='"graphs"'), ["graphs", "known mode: eager, compile"]),
+    "unknown link": (table(link='"infiniband"'), ["infiniband", "known link: gloo, native, no_p2p"]),
+    "unknown key": (table(microbatch="4"), ["cells 1", "unknown field `microbatch`"]),
+    "unknown dtype": (table(compute_dtype='"float8"'), ["float8", "compute_dtype"]),
+    "world size as text": (table(world_size='"2"'), ["world_size", "Expected `int`"]),
+    "world size as truth": (table(world_size="true"), ["world_size", "Expected `int`"]),
+    "no strategy": (table(strategy=None), ["lacks strategy;", "strategy, size, mode, world_size, link"]),
+    "no size and link": (table(size=None, link=None), ["lacks size, link"]),
+    "second table wrong": (table() + table(strategy='"fsdp2"', mode=None), ["cells 2", "lacks mode"]),
+    "empty list": (table(strategy="[]"), ["cells 1", "list of strategy is empty"]),
+    "same cell twice": (table() + table(micro_batch="4"), ["two cells are called ddp-tiny-eager-w2-gloo"]),
+    "same cell twice in a list": (table(world_size="[2, 2]"), ["two cells are called ddp-tiny-eager-w2-gloo"]),
+    "broken TOML": ("[[cells]]\nstrategy = \n", ["line 2"]),
+    "not text": (b"\xff\xfe", ["can't decode byte"]),
+    "empty file": ("", ["[[cells]] tables and nothing else"]),
+    "no table": ("cells = []", ["[[cells]] tables and nothing else"]),
+    "one table": ("[cells]\n", ["[[cells]] tables and nothing else"]),
+    "numbers for tables": ("cells = [1]\n", ["1 is not a [[cells]] table"]),
+    "another key": ("name = 'x'\n" + table(), ["[[cells]] tables and nothing else", "['name']"]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_file_is_refused_with_its_path_the_place_and_what_is_known(load, case):
+    text, parts = REFUSED[case]
+    with pytest.raises(ValueError, match=re.escape("mine.toml: ")) as caught:
+        load(text)
+    assert [part for part in parts if part not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize("name", ["smok", "missing.toml", "."])
+def test_unknown_matrix_says_what_is_known(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        ValueError, match=re.escape(f"no matrix {name!r}; known: auto, smoke, node, or the path of a TOML")
+    ):
+        matrix.cells_of(name)

@@ -1,0 +1,172 @@
+"""perf.plugin: `pytest perf` as its users run it, in a pytest of its own with real ranks."""
+
+import json
+import shutil
+import xml.etree.ElementTree as ET
+
+import pytest
+from msgspec.structs import replace
+
+from perf import baseline as baselines
+from perf import jsonfile
+from perf.baseline import Baseline
+from perf.matrix import cells_of
+from perf.verdict import Outcome
+from tests.factory import H200X2
+from tests.suite_runs import DDP, SINGLE, SuiteRuns, steady
+
+
+def test_collection_names_every_cell_and_writes_nothing(suite_runs):
+    outcomes = suite_runs.run("--collect-only", "-q", "--perf-matrix=auto", "-p", "no:cacheprovider")
+    assert outcomes.exit_code == 0
+    assert [line.split("[")[1].rstrip("]") for line in outcomes.text.splitlines() if "::" in line] == [
+        cell.id for cell in cells_of("auto")
+    ]
+    assert not (suite_runs.root / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("--perf-matrix=nonsense", "no matrix 'nonsense'; known: auto, smoke, node"),
+        ("--perf-allow=regressed", "--perf-allow regressed: not an outcome without a verdict; known: environment"),
+        ("--perf-plant=nonsense", "cannot plant 'nonsense'"),
+        ("--perf-runs=0", "at least 1 warm-up step and 1 run"),
+        ("--perf-timeout=0", "must be more than 0 seconds"),
+        ("--perf-checkpoint=nowhere", "no such folder"),
+        ("--perf-resume=nowhere", "nowhere is not a test run"),
+    ],
+)
+def test_bad_option_is_one_usage_error_and_writes_nothing(suite_runs, option, says):
+    outcomes = suite_runs.run(option, plan=())
+    assert outcomes.exit_code == pytest.ExitCode.USAGE_ERROR
+    assert says in outcomes.text
+    assert "Traceback" not in outcomes.text
+    assert outcomes.results is None
+
+
+def test_unknown_strategy_in_a_file_is_refused_with_the_known_ones(suite_runs):
+    suite_runs.matrix.write_text(suite_runs.matrix.read_text().replace('"ddp"', '"dpp"'))
+    outcomes = suite_runs.run()
+    assert outcomes.exit_code == pytest.ExitCode.USAGE_ERROR
+    assert "known strategy: single, ddp, fsdp2" in outcomes.text
+
+
+def test_selection_of_nothing_is_not_green(suite_runs):
+    outcomes = suite_runs.run("-k", "no_such_cell")
+    assert outcomes.exit_code == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert outcomes.results is None
+
+
+def test_cells_that_cannot_run_here_are_skipped_with_the_arithmetic(suite_runs, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    bad = suite_runs.matrix.read_text().replace('strategy = "ddp"', 'strategy = "ddp"\nmicro_batch = 3')
+    suite_runs.matrix.write_text(bad.replace("world_size = 1", "world_size = 1\nmicro_batch = 5"))
+    outcomes = suite_runs.run("-rs")
+    assert "8 sequences a step do not divide into data degree 2 x micro-batch 3 = 6" in outcomes.text
+    assert outcomes.exit_code == 8, "nothing ran"
+    outcomes = suite_runs.run("--perf-matrix=node", "-k", "ddp and 1.7b and compile")
+    assert outcomes.by_cell == {"ddp-1.7b-compile-w2-native": Outcome.UNSUPPORTED}
+    assert "needs 2 GPUs, sees 0" in outcomes.text
+
+
+def test_first_run_says_that_nothing_was_compared(suite_runs):
+    outcomes = suite_runs.run()
+    assert outcomes.exit_code == 8
+    assert set(outcomes.by_cell.values()) == {Outcome.NO_BASELINE}
+    assert not suite_runs.state.joinpath("baselines").exists()
+    assert not suite_runs.baselines.exists()
+
+
+def test_provisional_baseline_is_recorded_loudly_and_compared_with_next_time(suite_runs):
+    first = suite_runs.record()
+    assert "no baseline on this machine" in first.text
+    assert "2 cells had no timing baseline on this machine" in first.text
+    recorded = suite_runs.baseline_path(DDP).read_bytes()
+    second = suite_runs.run("--perf-provisional", "--perf-allow=noisy")
+    assert Outcome.NO_BASELINE not in second.by_cell.values()
+    assert "3 runs vs 3 (provisional)" in second.text
+    assert suite_runs.baseline_path(DDP).read_bytes() == recorded, "a test run never updates a baseline"
+    assert not suite_runs.baselines.exists()
+    for name in ("report.md", "report.html", "throughput.png", "step_time.png", "peak_memory.png"):
+        assert (second.results.folder / name).stat().st_size > 0
+
+
+@pytest.fixture
+def regressed(suite_runs) -> SuiteRuns:
+    """Both cells have a baseline; ddp's is ten times as fast as it really is, single's three times as slow."""
+    suite_runs.record()
+    for cell_id, factor in ((DDP, 0.1), (SINGLE, 3.0)):
+        path = suite_runs.baseline_path(cell_id)
+        old = baselines.read(path, Baseline)
+        now_s = old.runs[0].step_times_s[0]
+        baselines.write(path.parent.parent, steady(old, now_s * factor))
+    return suite_runs
+
+
+def test_regression_is_a_red_test_with_the_whole_comparison(regressed):
+    report = regressed.root / "junit.xml"
+    outcomes = regressed.run(f"--junitxml={report}", f"--benchmark-json={regressed.root / 'benchmark.json'}")
+    assert outcomes.exit_code == 1
+    assert outcomes.by_cell == {DDP: Outcome.REGRESSED, SINGLE: Outcome.IMPROVED}
+    assert "python -m tools.approve" in outcomes.text
+    assert "--accept-regression --reason" in outcomes.text
+    cases = {case.get("name"): case for case in ET.parse(report).iter("testcase")}
+    failure = cases[f"test_cell[{DDP}]"].find("failure")
+    assert failure is not None
+    assert "REGRESSED" in failure.get("message", "")
+    assert "step time" in failure.get("message", "")
+    properties = {p.get("name"): p.get("value") for p in cases[f"test_cell[{SINGLE}]"].iter("property")}
+    assert properties["outcome"] == "IMPROVED"
+    shown = json.loads((regressed.root / "benchmark.json").read_text())["benchmarks"]
+    assert {row["extra_info"]["cell"]: row["stats"]["rounds"] for row in shown} == {DDP: 12, SINGLE: 12}
+
+
+def test_first_failure_stops_with_x_and_the_rest_is_named(regressed):
+    reversed_cells = regressed.matrix.read_text().split("[[cells]]")
+    regressed.matrix.write_text("[[cells]]".join(["", reversed_cells[2], reversed_cells[1]]))
+    outcomes = regressed.run("-x")
+    assert outcomes.exit_code == 1
+    assert outcomes.by_cell == {DDP: Outcome.REGRESSED, SINGLE: Outcome.NOT_RUN}
+
+
+def test_last_failed_runs_only_what_failed(regressed):
+    regressed.run()
+    outcomes = regressed.run("--lf")
+    assert outcomes.by_cell == {DDP: Outcome.REGRESSED}
+
+
+def test_xdist_measures_everything_and_says_the_same(regressed):
+    outcomes = regressed.run("-n", "2")
+    assert outcomes.exit_code == 1
+    assert outcomes.by_cell == {DDP: Outcome.REGRESSED, SINGLE: Outcome.IMPROVED}
+    assert {len(outcomes.results.runs(cell_id)) for cell_id in (DDP, SINGLE)} == {3}
+    assert f"REGRESSED   {DDP}" in outcomes.text
+
+
+def test_verdicts_are_whole_without_benchmarks_and_nothing_unmeasured_passes(regressed):
+    outcomes = regressed.run("--benchmark-disable")
+    assert outcomes.by_cell == {DDP: Outcome.REGRESSED, SINGLE: Outcome.IMPROVED}
+    skipped = regressed.run("--benchmark-skip")
+    assert skipped.exit_code == 8
+    assert set(skipped.by_cell.values()) == {Outcome.NOT_RUN}
+
+
+def test_damaged_baseline_fails_its_cell_before_anything_is_measured(regressed):
+    path = regressed.baseline_path(DDP)
+    path.write_text(path.read_text()[:400])
+    outcomes = regressed.run("-k", "ddp")
+    assert outcomes.exit_code == 1
+    assert outcomes.by_cell == {DDP: Outcome.ERROR}
+    assert path.name in outcomes.text
+    assert not outcomes.results.runs(DDP)
+
+
+def test_another_machines_baseline_is_never_used(regressed):
+    path = regressed.baseline_path(DDP)
+    other = path.parent.with_name("2x-nvidia-h100-80gb-hbm3-80gib-700w")
+    shutil.move(path.parent, other)
+    assert set(regressed.run().by_cell.values()) == {Outcome.NO_BASELINE}
+    shutil.copytree(other, path.parent)
+    jsonfile.write(path, replace(baselines.read(path, Baseline), machine=H200X2).sealed())
+    assert regressed.run("-k", "ddp").by_cell == {DDP: Outcome.ERROR}

@@ -146,14 +146,17 @@ class Store:
         return {path.stem for root in self._roots for path in (root / machine.key).glob("*.json")}
 
     def prior_sd(self, machine: Machine, default: float) -> float:
-        """The machine's typical between-run sd: the median over its cells; `default` for fewer than three."""
+        """The machine's typical between-run sd: the median over its cells; `default` for fewer than three.
+
+        Provisional baselines do not count: runs of one night do not know how far apart nights are.
+        """
         spreads = []
         for cell_id in sorted(self.ids(machine)):
             try:
                 baseline = self._find(machine.key, cell_id, Baseline)
             except ValueError:
                 continue  # said where the cell itself is judged
-            if baseline is not None and len(baseline.runs) > 1:
+            if baseline is not None and not baseline.is_provisional:
                 spreads.append(stats.robust_sd(baseline.levels))
         return statistics.median(spreads) if len(spreads) >= LEAST_CELLS_FOR_PRIOR else default
 

@@ -51,10 +51,10 @@ class Fault(Value, frozen=True, kw_only=True):
     @classmethod
     def parse(cls, text: str) -> "Fault":
         """From `kind[=amount][@rank]`, such as `slow_step=0.05` or `hang@1`. Raises ValueError with the known kinds."""
-        body, _, rank = text.partition("@")
-        name, _, amount = body.partition("=")
+        body, at, rank = text.partition("@")
+        name, equals, amount = body.partition("=")
         try:
-            return cls(kind=FaultKind(name), amount=float(amount or 0), rank=int(rank) if rank else None)
+            return cls(kind=FaultKind(name), amount=float(amount) if equals else 0.0, rank=int(rank) if at else None)
         except ValueError:
             kinds = ", ".join(kind.value for kind in FaultKind)
             raise ValueError(f"cannot plant {text!r}; write kind[=amount][@rank] with a kind of: {kinds}") from None

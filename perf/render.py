@@ -36,8 +36,8 @@ def quantity(value: float, metric: Metric) -> str:
 
 
 def percent(fraction: float) -> str:
-    """A signed change."""
-    return f"{fraction * 100:+.1f} %"
+    """A signed change; never -0.0."""
+    return f"{round(fraction * 100, 1) + 0.0:+.1f} %"
 
 
 def comparison_text(comparison: Comparison) -> str:

@@ -23,7 +23,7 @@ from perf.measurement import Measurement, gaps, measure
 from perf.progress import Progress
 from perf.record import RankRecord, RunRecord
 from perf.results import Results
-from perf.verdict import Rule, Verdict
+from perf.verdict import CPU_PRIOR_SD, Rule, Verdict
 from strategies.spec import LinkProfile, Mode, Value, refusal
 
 BASELINES = ROOT / "baselines"
@@ -84,8 +84,9 @@ class Suite:
 
     def rule(self, cell: Cell) -> Rule:
         """The numbers of the decision, with the typical noise of the cell's machine as the prior."""
-        default = Rule()
-        return msgspec.structs.replace(default, prior_sd=self.store.prior_sd(self.machine(cell), default.prior_sd))
+        rule, machine = Rule(), self.machine(cell)
+        default = rule.prior_sd if machine.is_gpu else CPU_PRIOR_SD
+        return msgspec.structs.replace(rule, prior_sd=self.store.prior_sd(machine, default))
 
     def measure(self, cell: Cell) -> Measurement:
         """The runs of a cell: those that this test run has already, and the rest in fresh process groups.

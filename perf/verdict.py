@@ -27,6 +27,9 @@ from perf.record import Environment
 from strategies.spec import Value
 
 MIB = 2**20
+CPU_PRIOR_SD = 0.04
+"""Between-run sd of tiny gloo cells on shared cores, as measured: until nights of a machine say otherwise, such a cell
+is NOISY rather than red."""
 NINE_IN_TEN = 1.28
 """Normal quantile of 90 %."""
 STRAGGLER_SHARE = 0.2

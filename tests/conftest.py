@@ -1,6 +1,7 @@
 """Shared by the tests: one warm server of ranks for the whole session."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,13 @@ def launcher() -> Iterator[Launcher]:
         yield warm
 
 
+@pytest.fixture(scope="session")
+def recorded_state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the first test that needs recorded baselines leaves a copy for the others."""
+    return tmp_path_factory.mktemp("recorded") / "baselines"
+
+
 @pytest.fixture
-def suite_runs(pytester: pytest.Pytester) -> SuiteRuns:
+def suite_runs(pytester: pytest.Pytester, recorded_state: Path) -> SuiteRuns:
     """Runs `pytest perf` in a pytest of its own, away from this checkout's baselines and results."""
-    return SuiteRuns(pytester)
+    return SuiteRuns(pytester, recorded_state)

@@ -1,12 +1,14 @@
 """Runs of the real suite in a pytest of their own, for the tests of the plugin and of what comes after it."""
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from perf.baseline import Baseline, Night
+from perf import baseline as baselines
+from perf.baseline import Baseline
 from perf.connection import ROOT
 from perf.results import Results
 from perf.verdict import Outcome
@@ -47,14 +49,15 @@ class Outcomes:
 class SuiteRuns:
     """A place with a matrix, baselines, state and results of its own."""
 
-    def __init__(self, pytester: pytest.Pytester) -> None:
+    def __init__(self, pytester: pytest.Pytester, recorded_state: Path) -> None:
         self._pytester = pytester
+        self._recorded_state = recorded_state
         self.root = pytester.path
         self.baselines, self.state = self.root / "baselines", self.root / "state"
         self.matrix = self.root / "cells.toml"
         self.matrix.write_text(MATRIX)
 
-    def run(self, *options: str, plan: tuple[str, ...] = PLAN) -> Outcomes:
+    def run(self, *options: str, plan: tuple[str, ...] = PLAN, cache: bool = True) -> Outcomes:
         """`pytest perf` with these options; results are those of the test run that it made, if any."""
         before = set(self._folders())
         result = self._pytester.runpytest_subprocess(
@@ -65,8 +68,7 @@ class SuiteRuns:
             f"--perf-results={self.root / 'results'}",
             f"--perf-baselines={self.baselines}",
             f"--perf-state={self.state}",
-            "-o",
-            f"cache_dir={self.root / 'cache'}",
+            *(("-o", f"cache_dir={self.root / 'cache'}") if cache else ("-p", "no:cacheprovider")),
             *plan,
             *options,
             timeout=300,
@@ -81,6 +83,24 @@ class SuiteRuns:
         assert outcomes.exit_code == 0, outcomes.text
         return outcomes
 
+    def be_recorded(self) -> None:
+        """As after `record`, which is really run by the first test that asks."""
+        if not self._recorded_state.exists():
+            self.record()
+            shutil.copytree(self.state / "baselines", self._recorded_state)
+        else:
+            shutil.copytree(self._recorded_state, self.state / "baselines")
+
+    def be_steady(self, cell_id: str, *, factor: float = 1.0) -> None:
+        """Makes a cell's baseline what three nights without noise would have left, at `factor` times its step time."""
+        path = self.baseline_path(cell_id)
+        old = baselines.read(path, Baseline)
+        (night,) = old.nights
+        step_time_s = factor * night.runs[0].step_times_s[0]
+        runs = tuple(replace(run, step_times_s=(step_time_s,) * len(run.step_times_s)) for run in night.runs)
+        nights = (replace(night, origin=replace(night.origin, run_id=f"night {n}"), runs=runs) for n in range(3))
+        baselines.write(path.parent.parent, replace(old, nights=tuple(nights)))
+
     def baseline_path(self, cell_id: str) -> Path:
         (path,) = (path for path in self.state.glob(f"baselines/*/{cell_id}.json") if path.parent.name != "invariants")
         return path
@@ -88,13 +108,3 @@ class SuiteRuns:
     def _folders(self) -> list[Path]:
         folder = self.root / "results"
         return list(folder.iterdir()) if folder.exists() else []
-
-
-def steady(baseline: Baseline, step_time_s: float) -> Baseline:
-    """The baseline as a machine without noise would have recorded it, at this step time."""
-
-    def quiet(night: Night) -> Night:
-        runs = (replace(run, step_times_s=(step_time_s,) * len(run.step_times_s)) for run in night.runs)
-        return replace(night, runs=tuple(runs))
-
-    return replace(baseline, nights=tuple(quiet(night) for night in baseline.nights)).sealed()

@@ -212,7 +212,7 @@ MANY = [cell(strategy, world_size=ranks) for strategy, ranks in itertools.produc
 
 def store_of(folder, spreads):
     for of, spread in zip(MANY, spreads, strict=False):
-        room.write(folder, baseline(of, nights=((1.0, 1.0 + spread, 1.0 - spread),)))
+        room.write(folder, baseline(of, nights=((1.0, 1.0 + spread, 1.0 - spread),) * 3))
     return Store(folder)
 
 
@@ -229,12 +229,12 @@ def test_prior_sd_is_the_default_while_fewer_than_3_cells_are_known(tmp_path, sp
     assert store_of(tmp_path, spreads).prior_sd(H200X2, default=0.5) == 0.5
 
 
-def test_prior_sd_leaves_out_a_damaged_record_and_one_of_a_single_run(tmp_path):
+def test_prior_sd_leaves_out_a_damaged_record_and_a_provisional_one(tmp_path):
     store = store_of(tmp_path, (0.01, 0.02, 0.03, 0.04))
     expected = statistics.stdev(store.load(MANY[2], CPU).levels)
     write_text(tmp_path / CPU.key / f"{MANY[0].id}.json", "{")
     assert store.prior_sd(CPU, default=0.5) == pytest.approx(expected)
-    room.write(tmp_path, baseline(MANY[1], nights=((1.0,),)))
+    room.write(tmp_path, baseline(MANY[1], nights=((1.0, 1.1, 1.2),)))
     assert store.prior_sd(CPU, default=0.5) == 0.5
 
 

@@ -13,11 +13,11 @@ from perf.baseline import Baseline
 from perf.matrix import cells_of
 from perf.verdict import Outcome
 from tests.factory import H200X2
-from tests.suite_runs import DDP, SINGLE, SuiteRuns, steady
+from tests.suite_runs import DDP, SINGLE, SuiteRuns
 
 
 def test_collection_names_every_cell_and_writes_nothing(suite_runs):
-    outcomes = suite_runs.run("--collect-only", "-q", "--perf-matrix=auto", "-p", "no:cacheprovider")
+    outcomes = suite_runs.run("--collect-only", "-q", "--perf-matrix=auto", cache=False)
     assert outcomes.exit_code == 0
     assert [line.split("[")[1].rstrip("]") for line in outcomes.text.splitlines() if "::" in line] == [
         cell.id for cell in cells_of("auto")
@@ -95,12 +95,9 @@ def test_provisional_baseline_is_recorded_loudly_and_compared_with_next_time(sui
 @pytest.fixture
 def regressed(suite_runs) -> SuiteRuns:
     """Both cells have a baseline; ddp's is ten times as fast as it really is, single's three times as slow."""
-    suite_runs.record()
-    for cell_id, factor in ((DDP, 0.1), (SINGLE, 3.0)):
-        path = suite_runs.baseline_path(cell_id)
-        old = baselines.read(path, Baseline)
-        now_s = old.runs[0].step_times_s[0]
-        baselines.write(path.parent.parent, steady(old, now_s * factor))
+    suite_runs.be_recorded()
+    suite_runs.be_steady(DDP, factor=0.1)
+    suite_runs.be_steady(SINGLE, factor=3.0)
     return suite_runs
 
 

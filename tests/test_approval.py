@@ -1,0 +1,124 @@
+"""Room perf/approval.py: what may become a baseline, what starts a series, and what is refused with which cure."""
+
+import pytest
+from msgspec.structs import replace
+
+from perf.approval import Consent, propose, unfit
+from perf.baseline import Baseline, Invariants
+from perf.fault import Fault, FaultKind
+from perf.measurement import Measurement
+from perf.record import LedgerEntry
+from perf.verdict import Rule
+from tests.factory import SOFTWARE, baseline, change_ranks, environment, invariants, measurement
+
+RUN = "2026-11-29T02-00-00"
+NOBODY = Consent()
+WITH_REASON = Consent(reason="torch 2.14")
+
+
+def ask(of: Measurement, *, old: Baseline | None = None, known: Invariants | None = None, consent: Consent = NOBODY):
+    return propose(of, RUN, baseline=old, invariants=known, consent=consent, rule=Rule())
+
+
+def broken(**changes: object) -> Measurement:
+    whole = measurement()
+    return replace(whole, runs=tuple(change_ranks(run, **changes) for run in whole.runs))
+
+
+def other_build(**times: object) -> Measurement:
+    return measurement(env=environment(software=replace(SOFTWARE, torch="2.14.0")), **times)
+
+
+def test_first_measurement_becomes_a_series_of_one_night():
+    proposal = ask(measurement())
+    assert proposal.refusal is None
+    assert [night.origin.run_id for night in proposal.baseline.nights] == [RUN]
+    assert proposal.baseline.recipe == measurement().recipe
+    assert proposal.baseline.sealed().is_whole()
+    assert proposal.invariants.losses == measurement().runs[0].losses
+    assert not proposal.invariants.recipe.differences(measurement().recipe)
+
+
+def test_night_of_the_same_build_and_recipe_is_appended():
+    proposal = ask(measurement(), old=baseline(), known=invariants())
+    assert len(proposal.baseline.nights) == 2
+    assert proposal.baseline.nights[0] == baseline().nights[0]
+    assert proposal.invariants == invariants(), "unchanged invariants keep their origin"
+
+
+def test_the_same_test_run_twice_changes_nothing():
+    once = ask(measurement(), old=baseline(), known=invariants()).baseline
+    again = ask(measurement(), old=once, known=invariants())
+    assert (again.baseline, again.invariants, again.refusal) == (None, None, None)
+
+
+def test_other_build_needs_a_reason_and_starts_a_series_that_keeps_it():
+    refused = ask(other_build(), old=baseline(), known=invariants())
+    assert "another build" in refused.refusal
+    assert "--reason" in refused.refusal
+    (night,) = ask(other_build(), old=baseline(), known=invariants(), consent=WITH_REASON).baseline.nights
+    assert night.origin.reason == "torch 2.14"
+    assert night.origin.software.torch == "2.14.0"
+
+
+def test_other_recipe_needs_a_reason_and_names_the_difference():
+    old = baseline()
+    old = replace(old, recipe=replace(old.recipe, timed_steps=20)).sealed()
+    assert "timed_steps: 20 -> 10" in ask(measurement(), old=old).refusal
+    (night,) = ask(measurement(), old=old, consent=WITH_REASON).baseline.nights
+    assert night.origin.run_id == RUN
+
+
+def test_worse_value_needs_its_own_consent():
+    slower = other_build(step_times_s=(0.15, 0.15, 0.15))
+    assert "--accept-regression" in ask(slower, old=baseline(), known=invariants(), consent=WITH_REASON).refusal
+    consent = Consent(reason="safer kernel", accept_regression=True)
+    accepted = ask(slower, old=baseline(), known=invariants(), consent=consent).baseline
+    assert len(accepted.nights) == 1
+    assert accepted.runs[0].step_times_s[0] == 0.15
+
+
+def test_improvement_of_the_same_build_is_a_night_and_needs_no_consent():
+    assert len(ask(measurement(step_times_s=(0.05,) * 3), old=baseline(), known=invariants()).baseline.nights) == 2
+
+
+def test_changed_collectives_need_their_own_consent():
+    entry = LedgerEntry(op="all_reduce", axis="dp", dtype="float32", count=2, bytes=1_117_440)
+    changed = broken(ledger=(entry,))
+    refused = ask(changed, old=baseline(), known=invariants(), consent=WITH_REASON).refusal
+    assert "1 calls" in refused
+    assert "2 calls" in refused
+    assert "--accept-invariants" in refused
+    consent = Consent(reason="bigger buckets", accept_invariants=True)
+    accepted = ask(changed, old=baseline(), known=invariants(), consent=consent)
+    assert accepted.invariants.ledger[0].entries == (entry,)
+    assert accepted.invariants.origin.reason == "bigger buckets"
+
+
+@pytest.mark.parametrize(
+    ("of", "says"),
+    [
+        (broken(losses=(None,) * 15), "not finite"),
+        (broken(num_parameters=7), "parameters"),
+        (broken(step_times_s=(0.1,) * 4), "4 of 10 measured steps"),
+        (replace(measurement(), runs=measurement().runs[:2]), "2 of 3 runs"),
+    ],
+)
+def test_what_is_wrong_by_itself_is_never_stored(of, says):
+    everything = Consent(reason="please", accept_regression=True, accept_invariants=True)
+    proposal = ask(of, consent=everything)
+    assert says in proposal.refusal
+    assert (proposal.baseline, proposal.invariants) == (None, None)
+
+
+def test_planted_fault_can_never_become_a_baseline():
+    planted = tuple(replace(run, fault=Fault(kind=FaultKind.DELAY)) for run in measurement().runs)
+    assert "planted fault (delay)" in unfit(replace(measurement(), runs=planted))
+    assert unfit(measurement()) is None
+
+
+@pytest.mark.parametrize("flag", ["accept_regression", "accept_invariants"])
+@pytest.mark.parametrize("reason", [None, " "])
+def test_consent_to_worse_values_needs_words(flag, reason):
+    with pytest.raises(ValueError, match="needs a --reason"):
+        Consent(reason=reason, **{flag: True})

@@ -1,0 +1,69 @@
+"""Room perf/suite.py: resuming, planted faults and priming, in real runs."""
+
+import pytest
+
+from perf.verdict import Outcome
+from tests.suite_runs import DDP, SINGLE
+
+
+def test_resumed_test_run_keeps_what_is_finished_and_measures_the_rest(suite_runs):
+    first = suite_runs.record()
+    folder = first.results.folder
+    kept = {path: path.read_bytes() for path in folder.glob("runs/*/*.json")}
+    missing = [folder / "runs" / DDP / "1.json", *(folder / "runs" / SINGLE).glob("*.json")]
+    for path in missing:
+        path.unlink()
+        kept.pop(path)
+    resumed = suite_runs.run(f"--perf-resume={folder}", "--perf-allow=noisy,no-baseline")
+    assert resumed.results is None, "no second folder"
+    assert resumed.exit_code == 0, resumed.text
+    assert {path: path.read_bytes() for path in kept} == kept
+    assert all(path.exists() for path in missing)
+
+
+def test_resume_with_another_plan_or_matrix_is_refused(suite_runs):
+    folder = suite_runs.record("-k", "single").results.folder
+    other_plan = suite_runs.run(f"--perf-resume={folder}", plan=("--perf-steps=7",))
+    assert other_plan.exit_code == pytest.ExitCode.USAGE_ERROR
+    assert "start a new test run" in other_plan.text
+    _, _, ddp = suite_runs.matrix.read_text().split("[[cells]]")
+    suite_runs.matrix.write_text(f"[[cells]]{ddp}")
+    other_cells = suite_runs.run(f"--perf-resume={folder}")
+    assert other_cells.exit_code == pytest.ExitCode.USAGE_ERROR
+    assert f"about other cells, such as {SINGLE}" in other_cells.text
+
+
+def test_resume_on_another_commit_is_refused(suite_runs):
+    folder = suite_runs.record("-k", "single", "--perf-commit=aaa").results.folder
+    resumed = suite_runs.run("-k", "single", f"--perf-resume={folder}", "--perf-commit=bbb")
+    assert resumed.exit_code == 1
+    assert "commit aaa when measured, bbb now" in resumed.text
+
+
+@pytest.fixture
+def recorded_ddp(suite_runs):
+    """A steady baseline of the ddp cell, so that noise does not decide."""
+    suite_runs.be_recorded()
+    suite_runs.be_steady(DDP)
+    return suite_runs
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome", "says"),
+    [
+        ("nan_loss", Outcome.WRONG, "the loss is not finite from step 2 on"),
+        ("gradient_scale=2", Outcome.WRONG, "start gradient norm"),
+        ("missing_metric", Outcome.INVALID, "losses of 0 of 6 steps"),
+        ("truncated=1", Outcome.INVALID, "1 of 4 measured steps"),
+        ("slow_step=4", Outcome.REGRESSED, "step time"),
+        ("raise@1", Outcome.ERROR, "CRASH: rank 1: AssertionError: planted"),
+        ("hang@0", Outcome.ERROR, "HANG: timeout after 8 s, rank 0 in"),
+    ],
+)
+def test_planted_fault_turns_its_cell_red_or_invalid(recorded_ddp, fault, outcome, says):
+    before = {path: path.read_bytes() for path in recorded_ddp.state.glob("baselines/*/*.json")}
+    outcomes = recorded_ddp.run("-k", "ddp", f"--perf-plant={fault}", "--perf-provisional", "--perf-timeout=8")
+    assert outcomes.by_cell == {DDP: outcome}, outcomes.text
+    assert says in outcomes.text
+    assert outcomes.exit_code == (8 if outcome is Outcome.INVALID else 1)
+    assert {path: path.read_bytes() for path in before} == before

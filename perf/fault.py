@@ -1,5 +1,6 @@
 """Planted faults: the suite's own proof that a broken run turns red. A run with one can never become a baseline."""
 
+import math
 import os
 import signal
 import time
@@ -40,6 +41,10 @@ class FaultKind(StrEnum):
     """Sleeps after the record is written."""
 
 
+NEED_AMOUNT = frozenset({FaultKind.SLOW_STEP, FaultKind.DELAY, FaultKind.GRADIENT_SCALE})
+"""Without an amount these would harm nothing, or everything."""
+
+
 class Fault(Value, frozen=True, kw_only=True):
     """A fault to plant in a run."""
 
@@ -54,10 +59,17 @@ class Fault(Value, frozen=True, kw_only=True):
         body, at, rank = text.partition("@")
         name, equals, amount = body.partition("=")
         try:
-            return cls(kind=FaultKind(name), amount=float(amount) if equals else 0.0, rank=int(rank) if at else None)
+            fault = cls(kind=FaultKind(name), amount=float(amount) if equals else 0.0, rank=int(rank) if at else None)
         except ValueError:
             kinds = ", ".join(kind.value for kind in FaultKind)
             raise ValueError(f"cannot plant {text!r}; write kind[=amount][@rank] with a kind of: {kinds}") from None
+        if (
+            not 0 <= fault.amount < math.inf
+            or (fault.kind in NEED_AMOUNT and not fault.amount)
+            or (fault.rank or 0) < 0
+        ):
+            raise ValueError(f"cannot plant {text!r}; its amount must be a positive number, its rank at least 0")
+        return fault
 
 
 class Planted:

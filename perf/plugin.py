@@ -130,8 +130,10 @@ def selected_cells(session: pytest.Session) -> list[Cell]:
 @pytest.fixture(scope="session")
 def suite(pytestconfig: pytest.Config, request: pytest.FixtureRequest) -> Iterator[Suite]:
     """The test run of this process; its server starts with the first run and ends with the session."""
-    progress = Progress(len(selected_cells(request.session)), pytestconfig.stash[CONSOLE])
-    suite = Suite(pytestconfig.stash[SETTINGS], this_node(), pytestconfig.stash[RESULTS], progress)
+    settings = pytestconfig.stash[SETTINGS]
+    num_cells = len(selected_cells(request.session))
+    progress = Progress(num_cells, pytestconfig.stash[CONSOLE], runs_per_cell=settings.plan.runs)
+    suite = Suite(settings, this_node(), pytestconfig.stash[RESULTS], progress)
     yield suite
     suite.close()
 

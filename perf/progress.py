@@ -17,8 +17,9 @@ REFRESH_S = 0.25
 class Progress:
     """Draws `cell 2/4 ddp-tiny-eager-w2-gloo | run 1/3 | step 7/15 | eta 0:42` on a terminal."""
 
-    def __init__(self, num_cells: int, console: Console | None) -> None:
+    def __init__(self, num_cells: int, console: Console | None, *, runs_per_cell: int | None = None) -> None:
         self._num_cells = num_cells
+        self._runs_per_cell = runs_per_cell
         self._console = console
         self._live: Live | None = None
         self._cell_number = 0
@@ -32,7 +33,8 @@ class Progress:
     def begin_cell(self, cell_id: str, *, num_runs: int) -> None:
         self._cell_number += 1
         self._cell_id = cell_id
-        self._runs_left = num_runs * (self._num_cells - self._cell_number + 1)
+        per_later_cell = num_runs if self._runs_per_cell is None else self._runs_per_cell
+        self._runs_left = num_runs + per_later_cell * (self._num_cells - self._cell_number)
         if self._console is not None:
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
             self._live.start()

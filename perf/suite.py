@@ -69,6 +69,9 @@ class Suite:
         """Why this cell cannot run here: refused by arithmetic, or by what the machine lacks."""
         if reason := refusal(cell.layout):
             return reason
+        fault = self._settings.fault
+        if fault is not None and fault.rank is not None and fault.rank >= cell.world_size:
+            return f"the fault is planted on rank {fault.rank}, the cell has ranks 0 to {cell.world_size - 1}"
         if self._settings.matrix == "auto" and cell.link is LinkProfile.GLOO and self._node.gpus:
             return (
                 f"gloo cells are for machines without GPUs, sees {len(self._node.gpus)}; --perf-matrix smoke runs them"

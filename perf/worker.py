@@ -172,6 +172,7 @@ class Run:
         dist.barrier()
         ledger = Ledger(sharded.mesh)
         with ledger:
+            self._planted.in_step(self._job.plan.warmup_steps + self._job.plan.timed_steps, sharded)
             sharded.forward_backward(batch)
         norm = sharded.gradient_norm()
         with ledger:
@@ -199,3 +200,5 @@ def main(job_file: str, folder: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(0)  # as the server's ranks: the interpreter's shutdown can hang after destroy_process_group

@@ -124,9 +124,7 @@ def change_ranks(run: RunRecord, *ranks: int, **changes: object) -> RunRecord:
     chosen = ranks or tuple(rank.rank for rank in run.ranks)
     return msgspec.structs.replace(
         run,
-        ranks=tuple(
-            msgspec.structs.replace(rank, **changes) if rank.rank in chosen else rank for rank in run.ranks
-        ),
+        ranks=tuple(msgspec.structs.replace(rank, **changes) if rank.rank in chosen else rank for rank in run.ranks),
     )
 
 

@@ -65,7 +65,8 @@ def _approve(results: Results, root: Path, consent: Consent, invariants_only: bo
             print(f"  refused    {cell.id}: {proposal.refusal}")
             continue
         changed = _store(root, proposal, old, old_invariants, invariants_only)
-        print(f"  {'stored' if changed else 'unchanged':<10} {cell.id}: {proposal.summary}{_values(measurement, old)}")
+        what = "invariants" if invariants_only else f"{proposal.summary}{_values(measurement, old)}"
+        print(f"  {'stored' if changed else 'unchanged':<10} {cell.id}: {what}")
     return refused
 
 

@@ -23,27 +23,36 @@ def read(path: Path, kind: type[T]) -> T:
     Raises:
         ValueError: not readable as `kind`; names the file, the line or the key, and what was expected there.
     """
+    return convert(load(path), kind, source=str(path))
+
+
+def load(path: Path) -> Any:
+    """The file's content as builtins, with the checks that need no kind. Raises ValueError as `read`."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not text at byte {error.start}; restore the file from git") from None
-    return parse(text, kind, source=str(path))
+    return loads(text, source=str(path))
 
 
 def parse(text: str, kind: type[T], *, source: str) -> T:
     """As `read`, from text; `source` names it in errors."""
+    return convert(loads(text, source=source), kind, source=source)
+
+
+def loads(text: str, *, source: str) -> Any:
+    """As `load`, from text."""
     for number, line in enumerate(text.splitlines(), start=1):
         if line.startswith(("<<<<<<<", ">>>>>>>")):
             raise ValueError(f"{source}:{number}: git merge conflict marker; resolve the merge")
     try:
-        data = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite)
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite)
     except json.JSONDecodeError as error:
         size = len(text)
         where = "the file is empty" if not text.strip() else f"column {error.colno}, byte {error.pos} of {size}"
         raise ValueError(f"{source}:{error.lineno}: broken JSON ({where}): {error.msg}") from None
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from None
-    return convert(data, kind, source=source)
 
 
 def convert(data: object, kind: type[T], *, source: str) -> T:

@@ -274,3 +274,13 @@ def test_files_hold_measured_values_and_no_thresholds(stored):
     record = jsonfile.parse(text, Baseline, source="text")
     assert record.runs[1].step_times_s == (0.11,) * 10
     assert jsonfile.parse(jsonfile.dumps(invariants()), Invariants, source="text") == invariants()
+
+
+def test_record_from_before_a_field_existed_is_still_whole(tmp_path):
+    """As a file looks whose writer did not know `reason` yet: the checksum is over the file, not over today's fields."""
+    path = room.write(tmp_path, invariants())
+    data = json.loads(path.read_text())
+    del data["origin"]["reason"]
+    data["checksum"] = room.digest(data)
+    path.write_text(json.dumps(data))
+    assert room.read(path, Invariants).origin.reason is None

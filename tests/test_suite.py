@@ -1,7 +1,11 @@
 """Room perf/suite.py: resuming, planted faults and priming, in real runs."""
 
+import subprocess
+import sys
+
 import pytest
 
+from perf.connection import ROOT
 from perf.verdict import Outcome
 from tests.suite_runs import DDP, SINGLE
 
@@ -67,3 +71,21 @@ def test_planted_fault_turns_its_cell_red_or_invalid(recorded_ddp, fault, outcom
     assert says in outcomes.text
     assert outcomes.exit_code == (8 if outcome is Outcome.INVALID else 1)
     assert {path: path.read_bytes() for path in before} == before
+
+
+def test_checkpoint_is_where_every_rank_starts_and_part_of_the_recipe(recorded_ddp):
+    folder = recorded_ddp.root / "my-checkpoint"
+    folder.mkdir()
+    save = (
+        "import torch; from safetensors.torch import save_file; from strategies.model import build_model;"
+        "from strategies.spec import SIZES; model = build_model(SIZES['tiny'], device=torch.device('cpu'), seed=7);"
+        "save_file({n: p.detach().clone() for n, p in model.named_parameters()}, sys.argv[1] + '/model.safetensors')"
+    )
+    subprocess.run([sys.executable, "-c", f"import sys; {save}", str(folder)], cwd=ROOT, check=True)
+    outcomes = recorded_ddp.run("-k", "ddp", f"--perf-checkpoint={folder}")
+    assert outcomes.by_cell == {DDP: Outcome.NO_BASELINE}
+    assert "weights: seeded -> my-checkpoint" in outcomes.text
+    (folder / "model.safetensors").unlink()
+    refused = recorded_ddp.run("-k", "ddp", f"--perf-checkpoint={folder}")
+    assert refused.by_cell == {DDP: Outcome.ERROR}
+    assert "REFUSED: rank 0: ValueError: no *.safetensors in" in refused.text

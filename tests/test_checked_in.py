@@ -1,0 +1,23 @@
+"""The files under baselines/: whole, of cells that exist, and recorded with today's recipes."""
+
+from perf.baseline import INVARIANTS, Baseline, Invariants, read
+from perf.matrix import cells_of
+from perf.suite import BASELINES
+from tests.factory import PLAN
+
+
+def test_checked_in_baselines_are_whole_and_of_known_cells():
+    known = {of.id: of for of in cells_of("auto")}
+    paths = [path for path in BASELINES.rglob("*.json") if path.parent.name != "published"]
+    assert paths
+    for path in paths:
+        kind = Invariants if path.parent.name == INVARIANTS else Baseline
+        stored = read(path, kind)
+        assert stored.cell_id in known, f"{path}: no matrix has this cell"
+        assert not stored.recipe.differences(known[stored.cell_id].recipe(PLAN)), (
+            f"{path}: recorded with another recipe"
+        )
+
+
+def test_every_smoke_cell_has_invariants():
+    assert {path.stem for path in (BASELINES / INVARIANTS).glob("*.json")} >= {of.id for of in cells_of("smoke")}

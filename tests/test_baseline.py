@@ -277,7 +277,7 @@ def test_files_hold_measured_values_and_no_thresholds(stored):
 
 
 def test_record_from_before_a_field_existed_is_still_whole(tmp_path):
-    """As a file looks whose writer did not know `reason` yet: the checksum is over the file, not over today's fields."""
+    """As a file of a writer that did not know `reason` yet: the checksum is over the file, not over our fields."""
     path = room.write(tmp_path, invariants())
     data = json.loads(path.read_text())
     del data["origin"]["reason"]

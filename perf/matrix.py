@@ -98,7 +98,7 @@ def _from_table(table: Any, source: str) -> list[Cell]:
         try:
             workload = msgspec.to_builtins(default_workload(named["size"])) | changes
             cells.append(msgspec.convert(named | {"workload": workload}, Cell))
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, ValueError) as error:
             raise ValueError(f"{source}: {named}: {error}{_known(named)}") from None
     return cells
 

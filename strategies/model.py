@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3ForCausalLM
 
-from strategies.batch import IGNORE_INDEX, Batch
-from strategies.spec import ModelShape
+from strategies.batch import Batch
+from strategies.loss import chunked_loss_share, loss_share
+from strategies.spec import LossKind, ModelShape
 
 INIT_STD = 0.02
 ATTENTION = "causal_sdpa"
@@ -42,7 +43,39 @@ def causal_sdpa(
 AttentionInterface.register(ATTENTION, causal_sdpa)
 
 
-def build_model(shape: ModelShape, *, device: torch.device, seed: int, checkpoint: Path | None = None) -> nn.Module:
+class Qwen3(Qwen3ForCausalLM):
+    """Hugging Face's model with a forward that ends in the loss.
+
+    The loss stands inside of the forward because only there is a sharded head whole.
+    """
+
+    loss_kind = LossKind.FULL
+    compiled_loss = False
+
+    def forward(self, batch: Batch, *, with_loss: bool) -> Tensor:
+        """Logits [B, S, V], or the batch's share of the loss."""
+        device_type = batch.ids_BS.device.type
+        hidden_BSH = self.model.embed_tokens(batch.ids_BS)
+        if torch.is_autocast_enabled(device_type):
+            # Autocast leaves the embedding in float32, and with it every sum of the residual stream.
+            hidden_BSH = hidden_BSH.to(torch.get_autocast_dtype(device_type))
+        hidden_BSH = self.model(
+            inputs_embeds=hidden_BSH, position_ids=batch.positions_BS, use_cache=False
+        ).last_hidden_state
+        if with_loss and self.loss_kind is LossKind.CHUNKED:
+            return chunked_loss_share(hidden_BSH, self.lm_head.weight, batch, compiled=self.compiled_loss)
+        logits_BSV: Tensor = self.lm_head(hidden_BSH)
+        return loss_share(logits_BSV, batch) if with_loss else logits_BSV
+
+
+def build_model(
+    shape: ModelShape,
+    *,
+    device: torch.device,
+    seed: int,
+    loss: LossKind = LossKind.FULL,
+    checkpoint: Path | None = None,
+) -> nn.Module:
     """The whole model in float32 on `device`, with seeded weights or those of local safetensors.
 
     Args:
@@ -64,8 +97,9 @@ def build_model(shape: ModelShape, *, device: torch.device, seed: int, checkpoin
         use_cache=False,
     )
     with device:
-        model = Qwen3ForCausalLM._from_config(config, attn_implementation=ATTENTION, dtype=torch.float32)
-    assert isinstance(model, nn.Module)
+        model = Qwen3._from_config(config, attn_implementation=ATTENTION, dtype=torch.float32)
+    assert isinstance(model, Qwen3)
+    model.loss_kind = loss
     model.train()
     if checkpoint is None:
         initialise(model, seed=seed)
@@ -111,23 +145,22 @@ def load_checkpoint(model: nn.Module, folder: Path) -> None:
 
 def forward(model: nn.Module, batch: Batch) -> Tensor:
     """Logits [B, S, V] of a batch."""
-    output = model(input_ids=batch.ids_BS, position_ids=batch.positions_BS, use_cache=False)
-    logits: Tensor = output.logits
+    logits: Tensor = model(batch, with_loss=False)
     return logits
 
 
-def loss_share(logits_BSV: Tensor, batch: Batch) -> Tensor:
-    """This batch's share of the global mean loss, in nats: sum of cross-entropies / label tokens of the global batch.
-
-    Shares of ranks and micro-batches add up to the mean over all label tokens, however unevenly those are spread.
-    Computed in float32 at least.
-    """
-    logits = logits_BSV.to(torch.promote_types(logits_BSV.dtype, torch.float32))
-    total = F.cross_entropy(logits.flatten(0, 1), batch.labels_BS.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
-    return total / max(batch.num_label_tokens, 1)
+def forward_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """The batch's share of the global mean loss, a scalar."""
+    share: Tensor = model(batch, with_loss=True)
+    return share
 
 
 def compile_layers(model: nn.Module) -> None:
-    """torch.compile on each decoder layer: one graph serves them all, and compiling takes seconds, not minutes."""
+    """torch.compile on each decoder layer: one graph serves them all, and compiling takes seconds, not minutes.
+
+    The elementwise part of a chunked loss is compiled too.
+    """
+    assert isinstance(model, Qwen3)
+    model.compiled_loss = True
     for layer in model.get_submodule("model.layers").children():
         layer.compile(dynamic=False)

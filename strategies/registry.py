@@ -29,7 +29,13 @@ def build(config: BuildConfig) -> Sharded:
     The whole model is made first, by parameter name, and then cut: so every layout starts from the same weights.
     """
     layout = config.layout
-    model = build_model(layout.shape, device=config.device, seed=layout.workload.seed, checkpoint=config.checkpoint)
+    model = build_model(
+        layout.shape,
+        device=config.device,
+        seed=layout.workload.seed,
+        loss=layout.workload.loss,
+        checkpoint=config.checkpoint,
+    )
     return shard(model, config)
 
 

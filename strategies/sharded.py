@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from strategies.batch import Batch
-from strategies.model import forward, loss_share
+from strategies.model import forward_loss
 from strategies.spec import ComputeDtype, Layout, Mode
 
 DATA_AXIS = "dp"
@@ -73,7 +73,7 @@ class Sharded:
         for index, batch in enumerate(micro_batches):
             with nullcontext() if index == len(micro_batches) - 1 else self.no_sync():
                 with self.autocast(batch.ids_BS.device.type):
-                    share = loss_share(forward(self.module, batch), batch)
+                    share = forward_loss(self.module, batch)
                 (share * self.gradient_scale).backward()
             shares.append(share.detach())
         return torch.stack(shares).sum()

@@ -52,6 +52,15 @@ class ComputeDtype(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class LossKind(StrEnum):
+    """How the head and the cross-entropy are computed."""
+
+    FULL = "full"
+    """All logits at once."""
+    CHUNKED = "chunked"
+    """A few thousand tokens at a time, gradients with the loss: the logits of a batch never exist."""
+
+
 class ModelShape(Value, frozen=True, kw_only=True):
     """A dense Qwen3 model as its config states it."""
 
@@ -130,14 +139,25 @@ class Workload(Value, frozen=True, kw_only=True):
     compute_dtype: ComputeDtype
     learning_rate: float
     seed: int = 0
+    loss: LossKind = LossKind.FULL
 
     @property
     def tokens_per_step(self) -> int:
         return self.sequences * self.sequence_length
 
 
+MICRO_BATCHES = {"0.6b": 8, "1.7b": 8, "4b": 4, "7b": 2, "8b": 2}
+"""Sequences of 2048 that one forward sees. Small models want large ones: their step is bound by kernel launches."""
+
+
 def default_workload(size: str) -> Workload:
-    """The workload of a size: 16 x 2048 = 32,768 tokens in bfloat16 on GPUs, a small float32 one for `tiny`."""
+    """The workload of a size: 16 x 2048 = 32,768 tokens in bfloat16 on GPUs, a small float32 one for `tiny`.
+
+    Raises:
+        ValueError: no such size.
+    """
+    if size not in SIZES:
+        raise ValueError(f"unknown size {size!r}; known: {', '.join(SIZES)}")
     if size == "tiny":
         return Workload(
             sequences=8,
@@ -149,9 +169,10 @@ def default_workload(size: str) -> Workload:
     return Workload(
         sequences=16,
         sequence_length=2048,
-        micro_batch=4,
+        micro_batch=MICRO_BATCHES[size],
         compute_dtype=ComputeDtype.BFLOAT16,
         learning_rate=1e-4,
+        loss=LossKind.CHUNKED,
     )
 
 

@@ -11,11 +11,12 @@ from transformers.models.qwen3 import modeling_qwen3
 
 from perf import jsonfile
 from perf.server import RankContext
+from strategies import loss
 from strategies.batch import IGNORE_INDEX, Batch, from_ids, synthetic_batch
-from strategies.model import build_model, forward, loss_share
+from strategies.model import build_model, forward
 from strategies.registry import shard
 from strategies.sharded import BuildConfig, Sharded
-from strategies.spec import ComputeDtype, Layout, Mode, ModelShape, StrategyName, Value, Workload
+from strategies.spec import ComputeDtype, Layout, LossKind, Mode, ModelShape, StrategyName, Value, Workload
 
 CPU = torch.device("cpu")
 SHAPE = ModelShape(
@@ -39,6 +40,7 @@ class Case(Value, frozen=True, kw_only=True):
     mode: Mode = Mode.EAGER
     dtype: str = "float64"
     tied_embeddings: bool = True
+    loss: LossKind = LossKind.FULL
     masked_rank: int | None = None
     """A data rank whose labels do not count."""
     gradient_scale: float = 1.0
@@ -53,6 +55,7 @@ class Case(Value, frozen=True, kw_only=True):
             micro_batch=2,
             compute_dtype=ComputeDtype.FLOAT32,
             learning_rate=1e-2,
+            loss=self.loss,
         )
         return Layout(strategy=self.strategy, shape=shape, world_size=self.world_size, workload=workload)
 
@@ -79,6 +82,7 @@ def compare(payload: dict[str, Any], context: RankContext) -> None:
     store = FileStore(str(context.store), context.world_size)
     dist.init_process_group("gloo", store=store, rank=context.rank, world_size=context.world_size)
     keep_float64()
+    loss.CHUNK_TOKENS = 7  # several chunks in a micro-batch of 32 tokens, and a short one
     distances = _distances(case, context.rank)
     jsonfile.write(context.folder / f"record-{context.rank}.json", distances)
     context.report("recorded")
@@ -116,13 +120,13 @@ def _distances(case: Case, rank: int) -> Distances:
     for step in range(UPDATES):
         batch = _batch(case, step)
         logits = forward(reference, batch)
-        loss = loss_share(logits, batch)
-        loss.backward()
+        expected_loss = loss.loss_share(logits, batch)
+        expected_loss.backward()
         mine = batch.micro_batches(data_rank=sharded.data_rank, data_degree=sharded.data_degree, size=2)
         found["logits"] = max(found["logits"], _logits_distance(sharded, mine, logits))
         share = sharded.forward_backward(mine)
         dist.all_reduce(share)
-        found["loss"] = max(found["loss"], _distance(share, loss))
+        found["loss"] = max(found["loss"], _distance(share, expected_loss.detach()))
         expected = {name: p.grad for name, p in reference.named_parameters() if p.grad is not None}
         actual = sharded.full_gradients()
         odd |= expected.keys() ^ actual.keys()
@@ -157,7 +161,9 @@ def _reference(case: Case, dtype: torch.dtype) -> nn.Module:
 
 def _sharded(case: Case, dtype: torch.dtype) -> Sharded:
     """Cut by the registry's own road, from a model that starts where the reference does."""
-    sharded = shard(_reference(case, dtype), BuildConfig(layout=case.layout, mode=case.mode, device=CPU))
+    model = _reference(case, dtype)
+    model.loss_kind = case.loss
+    sharded = shard(model, BuildConfig(layout=case.layout, mode=case.mode, device=CPU))
     sharded.gradient_scale *= case.gradient_scale
     return sharded
 

@@ -3,7 +3,7 @@
 import pytest
 
 from perf.launch import Launcher
-from strategies.spec import Mode, StrategyName
+from strategies.spec import LossKind, Mode, StrategyName
 from tests.equivalence import UPDATES, Case, Distances
 
 # Bounds hold with room: rounding stays two orders below them, real mistakes lie ten orders above.
@@ -65,8 +65,16 @@ def test_rank_without_a_label_token_changes_nothing(launcher, strategy):
     assert not faults(distances(launcher, case), case)
 
 
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("strategy", StrategyName)
+def test_chunked_loss_changes_nothing(launcher, strategy, dtype):
+    """With a rank whose last chunk is a short one: chunks are made of 7 tokens here, a micro-batch has 32."""
+    case = Case(strategy=strategy, world_size=NUM_RANKS[strategy], dtype=dtype, loss=LossKind.CHUNKED)
+    assert not faults(distances(launcher, case), case)
+
+
 def test_compiled_strategy_equals_unsharded_model(launcher):
-    case = Case(strategy=StrategyName.FSDP2, world_size=2, mode=Mode.COMPILE, dtype="float32")
+    case = Case(strategy=StrategyName.FSDP2, world_size=2, mode=Mode.COMPILE, dtype="float32", loss=LossKind.CHUNKED)
     assert not faults(distances(launcher, case), case)
 
 

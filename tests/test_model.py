@@ -11,7 +11,8 @@ from transformers import AttentionInterface
 
 from strategies import model as room
 from strategies.batch import IGNORE_INDEX, Batch, from_ids, synthetic_batch
-from strategies.model import ATTENTION, build_model, causal_sdpa, forward, initialise, load_checkpoint, loss_share
+from strategies.loss import loss_share
+from strategies.model import ATTENTION, build_model, causal_sdpa, forward, initialise, load_checkpoint
 from strategies.spec import SIZES, default_workload
 from tests.equivalence import CPU, SHAPE, sharpen
 

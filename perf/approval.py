@@ -2,7 +2,7 @@
 
 from perf.baseline import Baseline, BaselineRun, Invariants, Night, Origin
 from perf.correctness import differences, intrinsic_errors
-from perf.measurement import PEAK_ALLOCATED, PEAK_RESERVED, PEAK_RESIDENT, Measurement, gaps, ledgers
+from perf.measurement import PEAK_ALLOCATED, PEAK_RESERVED, PEAK_RESIDENT, Measurement, disturbances, gaps, ledgers
 from perf.record import RunRecord
 from perf.verdict import Outcome, Rule, judge
 from strategies.spec import Value
@@ -69,7 +69,7 @@ def unfit(measurement: Measurement) -> str | None:
     faults = [run.fault.kind for run in measurement.runs if run.fault is not None]
     if faults:
         return f"measured with a planted fault ({faults[0]})"
-    errors = intrinsic_errors(measurement) or gaps(measurement)
+    errors = intrinsic_errors(measurement) or gaps(measurement) + disturbances(measurement)
     return errors[0] if errors else None
 
 

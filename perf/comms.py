@@ -59,6 +59,8 @@ class Ledger(TorchDispatchMode):
         self._axes: dict[str, str] = {mesh.get_group(name).group_name: name for name in names}
         self._counts: Counter[tuple[str, str, str]] = Counter()
         self._bytes: Counter[tuple[str, str, str]] = Counter()
+        self.attention: set[str] = set()
+        """Attention kernels that were dispatched, such as `flash_attention`."""
         self.arrivals_s: list[float] = []
         """System-wide monotonic time of each collective, in order."""
 
@@ -72,6 +74,8 @@ class Ledger(TorchDispatchMode):
             return NotImplemented  # the collectives inside of a DTensor op come through here again, on plain tensors
         if func.namespace in _NAMESPACES:
             self._note(func, args)
+        elif "scaled_dot_product" in func._schema.name and "backward" not in func._schema.name:
+            self.attention.add(func._schema.name.partition("::_scaled_dot_product_")[2])
         return func(*args, **(kwargs or {}))
 
     def entries(self) -> tuple[LedgerEntry, ...]:

@@ -17,9 +17,11 @@ class FaultKind(StrEnum):
     """What is broken on purpose."""
 
     SLOW_STEP = "slow_step"
-    """Every step takes `amount` x its time longer."""
+    """Every timed step takes `amount` x the last warm-up step's time longer."""
     DELAY = "delay"
     """The rank sleeps `amount` seconds before every step."""
+    EXTRA_MEMORY = "extra_memory"
+    """`amount` MiB are held from the first step on."""
     NAN_LOSS = "nan_loss"
     """A parameter becomes NaN before the third step."""
     GRADIENT_SCALE = "gradient_scale"
@@ -41,7 +43,7 @@ class FaultKind(StrEnum):
     """Sleeps after the record is written."""
 
 
-NEED_AMOUNT = frozenset({FaultKind.SLOW_STEP, FaultKind.DELAY, FaultKind.GRADIENT_SCALE})
+NEED_AMOUNT = frozenset({FaultKind.SLOW_STEP, FaultKind.DELAY, FaultKind.EXTRA_MEMORY, FaultKind.GRADIENT_SCALE})
 """Without an amount these would harm nothing, or everything."""
 
 
@@ -90,6 +92,9 @@ class Planted:
     def before_first_step(self, sharded: "Sharded") -> None:
         if self._fault and self._is(FaultKind.GRADIENT_SCALE):
             sharded.gradient_scale *= self._fault.amount
+        if self._fault and self._is(FaultKind.EXTRA_MEMORY):
+            parameter = next(iter(sharded.named_parameters()))[1]
+            self._held = parameter.data.new_ones(int(self._fault.amount * 2**20) // parameter.element_size())
 
     def in_step(self, step: int, sharded: "Sharded") -> None:
         """Called inside every step's timed interval, before its forward."""
@@ -100,13 +105,9 @@ class Planted:
         if step == 2:
             self._break(sharded)
 
-    def slows_steps(self) -> bool:
-        return self._is(FaultKind.SLOW_STEP)
-
-    def after_step(self, elapsed_s: float) -> None:
-        """Called inside every step's timed interval, after its update."""
-        if self._fault and self._is(FaultKind.SLOW_STEP):
-            time.sleep(self._fault.amount * elapsed_s)
+    def extra_s(self, step_time_s: float) -> float:
+        """Seconds by which to lengthen each timed step, given the time of an ordinary one."""
+        return self._fault.amount * step_time_s if self._fault and self._is(FaultKind.SLOW_STEP) else 0.0
 
     def after_record(self) -> None:
         if self._is(FaultKind.TEARDOWN_HANG):

@@ -10,9 +10,8 @@ import shutil
 import sysconfig
 from pathlib import Path
 
-import pynvml
-
 from perf.cell import Cell
+from perf.gpus import Gpu, visible_gpus
 from strategies.spec import LinkProfile, Mode, Value
 
 
@@ -26,6 +25,8 @@ class Machine(Value, frozen=True, kw_only=True):
     memory_gib: int | None = None
     """Of one GPU."""
     power_limit_w: int | None = None
+    link: str | None = None
+    """Between the GPUs: `nv18` for 18 NVLinks each, `pcie`, `unknown`; None for one GPU or a CPU."""
 
     @property
     def is_gpu(self) -> bool:
@@ -38,16 +39,8 @@ class Machine(Value, frozen=True, kw_only=True):
         if not self.is_gpu:
             return f"cpu-{name}-{self.count}c"
         power = "unknown" if self.power_limit_w is None else f"{self.power_limit_w}w"
-        return f"{self.count}x-{name}-{self.memory_gib}gib-{power}"
-
-
-class Gpu(Value, frozen=True, kw_only=True):
-    """One visible GPU."""
-
-    name: str
-    uuid: str
-    memory_gib: int
-    power_limit_w: int | None
+        link = "" if self.link is None else f"-{self.link}"
+        return f"{self.count}x-{name}-{self.memory_gib}gib-{power}{link}"
 
 
 class Node(Value, frozen=True, kw_only=True):
@@ -57,13 +50,22 @@ class Node(Value, frozen=True, kw_only=True):
     cpu_cores: int
     gpus: tuple[Gpu, ...]
 
+    def gpus_for(self, cell: Cell) -> tuple[Gpu, ...]:
+        """The GPUs that the ranks of a cell take, one each."""
+        return self.gpus[: cell.world_size] if cell.device_kind == "cuda" else ()
+
     def machine_for(self, cell: Cell) -> Machine:
         """The machine that a cell is measured on: the GPUs it uses, or this CPU."""
         if cell.device_kind == "cpu" or not self.gpus:
             return Machine(device=self.cpu, count=self.cpu_cores)
-        gpu = self.gpus[0]
+        used = self.gpus_for(cell)
+        names = sorted({gpu.name for gpu in used})
         return Machine(
-            device=gpu.name, count=cell.world_size, memory_gib=gpu.memory_gib, power_limit_w=gpu.power_limit_w
+            device=names[0] if len(names) == 1 else f"mixed {' '.join(names)}",
+            count=cell.world_size,
+            memory_gib=min(gpu.memory_gib for gpu in used),
+            power_limit_w=min((gpu.power_limit_w for gpu in used if gpu.power_limit_w is not None), default=None),
+            link=_link(used),
         )
 
     def lacks(self, cell: Cell) -> str | None:
@@ -95,35 +97,6 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine() or "unknown"
 
 
-def visible_gpus(visible: str | None) -> tuple[Gpu, ...]:
-    """NVIDIA GPUs named by a CUDA_VISIBLE_DEVICES value (None: not set, all of them); () without a driver."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return ()
-    try:
-        gpus = [_gpu(pynvml.nvmlDeviceGetHandleByIndex(index)) for index in range(pynvml.nvmlDeviceGetCount())]
-    finally:
-        pynvml.nvmlShutdown()
-    return select_gpus(gpus, visible)
-
-
-def select_gpus(gpus: list[Gpu], visible: str | None) -> tuple[Gpu, ...]:
-    """The GPUs that CUDA would show: a list of indices or UUID prefixes, cut at the first name it does not know."""
-    if visible is None:
-        return tuple(gpus)
-    chosen = []
-    for name in (part.strip() for part in visible.split(",")):
-        if name.isdigit() and int(name) < len(gpus):
-            chosen.append(gpus[int(name)])
-            continue
-        matching = [gpu for gpu in gpus if name and gpu.uuid.startswith(name)]
-        if len(matching) != 1:
-            break
-        chosen.extend(matching)
-    return tuple(chosen)
-
-
 def missing_compiler() -> str | None:
     """What torch.compile would miss on this machine, a C++ compiler or Python's headers, with the cure."""
     compiler = os.environ.get("CXX", "g++").split()[0]
@@ -140,14 +113,11 @@ def link_variables(link: LinkProfile) -> dict[str, str]:
     return {"NCCL_P2P_DISABLE": "1"} if link is LinkProfile.NO_P2P else {}
 
 
-def _gpu(handle: object) -> Gpu:
-    try:
-        power_limit_w = round(pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000)
-    except pynvml.NVMLError:
-        power_limit_w = None
-    return Gpu(
-        name=pynvml.nvmlDeviceGetName(handle),
-        uuid=pynvml.nvmlDeviceGetUUID(handle),
-        memory_gib=round(pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30),
-        power_limit_w=power_limit_w,
-    )
+def _link(gpus: tuple[Gpu, ...]) -> str | None:
+    """What several GPUs talk over, as far as the driver tells."""
+    if len(gpus) < 2:
+        return None
+    links = [gpu.num_nvlinks for gpu in gpus if gpu.num_nvlinks is not None]
+    if len(links) < len(gpus):
+        return "unknown"
+    return f"nv{min(links)}" if min(links) else "pcie"

@@ -114,6 +114,19 @@ def straggler(run: RunRecord) -> tuple[int, float] | None:
     return rank, lag_s
 
 
+def disturbances(measurement: Measurement) -> list[str]:
+    """What made a GPU slower than it is, in words: the run then measured that. A power cap under load is no fault."""
+    found = []
+    for run in measurement.runs:
+        for gpu in run.gpus:
+            if gpu.throttled:
+                found.append(f"run {run.index}: {gpu.uuid} was throttled: {', '.join(gpu.throttled)}")
+            if gpu.foreign_pids:
+                pids = ", ".join(map(str, gpu.foreign_pids))
+                found.append(f"run {run.index}: {gpu.uuid} was not alone, used by process {pids}")
+    return found
+
+
 def gaps(measurement: Measurement) -> list[str]:
     """What is missing for a measurement: each gap in words; empty when it is whole."""
     plan, found = measurement.plan, []

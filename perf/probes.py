@@ -30,15 +30,6 @@ class StepClock:
         else:
             self._host_marks.append(time.perf_counter())
 
-    def since_last_mark_s(self) -> float:
-        """Seconds of host time on a CPU; on a GPU waits for the device (only a planted fault asks this)."""
-        if self._on_gpu:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            event.synchronize()
-            return float(self._device_marks[-1].elapsed_time(event)) / 1e3
-        return time.perf_counter() - self._host_marks[-1]
-
     def intervals_s(self) -> tuple[float, ...]:
         """Seconds between successive marks. On a GPU waits for the device once."""
         if self._on_gpu:
@@ -46,6 +37,14 @@ class StepClock:
             pairs = zip(self._device_marks, self._device_marks[1:], strict=False)
             return tuple(first.elapsed_time(second) / 1e3 for first, second in pairs)
         return tuple(second - first for first, second in zip(self._host_marks, self._host_marks[1:], strict=False))
+
+
+def wait(device: torch.device, seconds: float) -> None:
+    """Lengthens a step by so much: on a GPU its stream idles, the host goes on."""
+    if device.type == "cuda":
+        torch.cuda._sleep(int(seconds * 1e6 * torch.cuda.clock_rate(device)))
+    else:
+        time.sleep(seconds)
 
 
 def reset_memory_peaks(device: torch.device) -> None:

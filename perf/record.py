@@ -4,6 +4,7 @@ from typing import ClassVar
 
 from perf.cell import Cell, SamplingPlan
 from perf.fault import Fault
+from perf.gpus import GpuUse
 from perf.hardware import Machine
 from strategies.spec import Value
 
@@ -101,6 +102,8 @@ class RankRecord(Value, frozen=True, kw_only=True):
     arrivals_s: tuple[float, ...]
     """System-wide monotonic time at which this rank reached each collective of the audit step."""
     compile: CompileState
+    attention: tuple[str, ...] = ()
+    """Attention kernels that the audit step was dispatched to, such as `flash_attention`."""
 
 
 class RunRecord(Value, frozen=True, kw_only=True):
@@ -120,6 +123,8 @@ class RunRecord(Value, frozen=True, kw_only=True):
     """Seconds that the server's imports took before this run; 0 when it was running already."""
     environment: Environment
     ranks: tuple[RankRecord, ...]
+    gpus: tuple[GpuUse, ...] = ()
+    """State of the GPUs over the run; empty on a CPU."""
     teardown_hang: bool = False
     """All ranks had measured, but their processes did not end and were killed."""
     fault: Fault | None = None

@@ -16,6 +16,7 @@ from perf.cell import Cell, SamplingPlan
 from perf.connection import ROOT
 from perf.environment import Source, environment
 from perf.fault import Fault
+from perf.gpus import GpuWatch, settle
 from perf.hardware import Machine, Node, link_variables
 from perf.job import ENTRY, Job
 from perf.launch import Launcher
@@ -150,16 +151,18 @@ class Suite:
         self._primed.add(cell.id)
 
     def _run(self, cell: Cell, index: int) -> RunRecord:
+        settings, gpus = self._settings, self._node.gpus_for(cell)
+        settle(gpus)
         begun, started_at = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
-        ranks, teardown_hang = self._launch(
-            cell, self._settings.plan, self._settings.fault, f"run {index + 1}/{self._settings.plan.runs}"
-        )
+        with GpuWatch(gpus) as watch:
+            what = f"run {index + 1}/{settings.plan.runs}"
+            ranks, teardown_hang = self._launch(cell, settings.plan, settings.fault, what)
         self._progress.end_run()
         software = self._launcher.start().software
         server_s, self._server_s = self._launcher.start_up_s - self._server_s, self._launcher.start_up_s
         return RunRecord(
             cell=cell,
-            plan=self._settings.plan,
+            plan=settings.plan,
             index=index,
             started_at=started_at,
             wall_s=time.monotonic() - begun,
@@ -168,8 +171,9 @@ class Suite:
                 self.machine(cell), self._node, software, source=self._source, variables=link_variables(cell.link)
             ),
             ranks=tuple(ranks),
+            gpus=watch.uses(),
             teardown_hang=teardown_hang,
-            fault=self._settings.fault,
+            fault=settings.fault,
         )
 
     def _launch(self, cell: Cell, plan: SamplingPlan, fault: Fault | None, what: str) -> tuple[list[RankRecord], bool]:

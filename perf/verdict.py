@@ -20,6 +20,7 @@ from perf.measurement import (
     STEP_TIME,
     Measurement,
     Metric,
+    disturbances,
     gaps,
     straggler,
 )
@@ -146,8 +147,8 @@ def judge(measurement: Measurement, baseline: Baseline | None, invariants: Invar
 
     if errors := intrinsic_errors(measurement):
         return say(Outcome.WRONG, errors)
-    if missing := gaps(measurement):
-        return say(Outcome.INVALID, missing)
+    if not_valid := gaps(measurement) + disturbances(measurement):
+        return say(Outcome.INVALID, not_valid)
     for stored, name in ((invariants, "invariants were"), (baseline, "baseline was")):
         if stored is None:
             continue
@@ -269,6 +270,9 @@ def _notes(measurement: Measurement) -> tuple[str, ...]:
     retries = sum(rank.memory.allocator_retries or 0 for run in measurement.runs for rank in run.ranks)
     if retries:
         notes.append(f"{retries} allocator retries")
+    room = [gpu.total_bytes - gpu.used_bytes for gpu in measurement.runs[-1].gpus if gpu.used_bytes and gpu.total_bytes]
+    if room:
+        notes.append(f"{min(room) / 2**30:.1f} GiB left on the fullest GPU")
     breaks = max(rank.compile.graph_breaks for run in measurement.runs for rank in run.ranks)
     if breaks:
         notes.append(f"{breaks} graph breaks")

@@ -24,7 +24,7 @@ from perf import jsonfile
 from perf.comms import Ledger
 from perf.fault import Planted
 from perf.job import Job
-from perf.probes import CompileProbe, StepClock, memory_peaks, reset_memory_peaks
+from perf.probes import CompileProbe, StepClock, memory_peaks, reset_memory_peaks, wait
 from perf.record import Marks, RankRecord
 from perf.server import RankContext
 from strategies.batch import Batch, synthetic_batch
@@ -122,8 +122,9 @@ class Run:
         gc.disable()  # a collection in the middle of a step is noise of the interpreter, not of the strategy
         dist.barrier()
         clock.mark()
-        for index in range(self._planted.timed_steps(plan.timed_steps)):
-            self._one_step(plan.warmup_steps + index, sharded, batches[plan.warmup_steps + index], losses, clock)
+        extra_s = self._planted.extra_s(warmup_times_s[-1])
+        for step in range(plan.warmup_steps, plan.warmup_steps + self._planted.timed_steps(plan.timed_steps)):
+            self._one_step(step, sharded, batches[step], losses, clock, extra_s=extra_s)
         step_times_s = clock.intervals_s()
         memory, compiled = memory_peaks(self._device), compile_probe.state()
         self._mark()
@@ -145,6 +146,7 @@ class Run:
             ledger=ledger.entries(),
             arrivals_s=tuple(ledger.arrivals_s),
             compile=compiled,
+            attention=tuple(sorted(ledger.attention)),
         )
 
     def _first_step(self, sharded: Sharded, batch: list[Batch], losses: list[Tensor], clock: StepClock) -> Tensor:
@@ -158,12 +160,19 @@ class Run:
         return norm
 
     def _one_step(
-        self, step: int, sharded: Sharded, batch: list[Batch], losses: list[Tensor], clock: StepClock
+        self,
+        step: int,
+        sharded: Sharded,
+        batch: list[Batch],
+        losses: list[Tensor],
+        clock: StepClock,
+        *,
+        extra_s: float = 0.0,
     ) -> None:
         self._planted.in_step(step, sharded)
         losses.append(train_step(sharded, batch))
-        if self._planted.slows_steps():
-            self._planted.after_step(clock.since_last_mark_s())
+        if extra_s:
+            wait(self._device, extra_s)
         clock.mark()
         self._context.report(f"step {step}", step=step)
 

@@ -15,7 +15,8 @@ PLANNED = 10
 AMOUNT = 3.0
 
 HARM = {
-    FaultKind.SLOW_STEP: ["step 0 ends: sleep 1.5", "step 1 ends: sleep 1.5", "step 2 ends: sleep 1.5"],
+    FaultKind.SLOW_STEP: ["record: 1.5 s a step"],
+    FaultKind.EXTRA_MEMORY: ["build: 3 MiB held"],
     FaultKind.DELAY: ["step 0: sleep 3.0", "step 1: sleep 3.0", "step 2: sleep 3.0"],
     FaultKind.NAN_LOSS: ["step 2: parameter nan"],
     FaultKind.GRADIENT_SCALE: ["build: gradients x 6.0"],
@@ -62,11 +63,15 @@ class Life:
         planted.before_first_step(self._sharded)
         if self._sharded.gradient_scale != 2.0:
             self.note(f"gradients x {self._sharded.gradient_scale}")
+        if (held := getattr(planted, "_held", None)) is not None:
+            self.note(f"{held.numel() * held.element_size() >> 20} MiB held")
         for step in range(3):
             self._step(planted, step)
         self._when = "record"
         if planted.losses_lost():
             self.note("no losses")
+        if planted.extra_s(STEP_S):
+            self.note(f"{planted.extra_s(STEP_S)} s a step")
         if planted.timed_steps(PLANNED) != PLANNED:
             self.note(f"{planted.timed_steps(PLANNED)} timed steps")
         self._when = "recorded"
@@ -82,9 +87,6 @@ class Life:
             self.note(f"{type(error).__name__}{words}")
         if self._parameter.isnan().any():
             self.note("parameter nan")
-        self._when = f"step {step} ends"
-        if planted.slows_steps():
-            planted.after_step(STEP_S)
 
 
 def test_every_kind_is_tested():

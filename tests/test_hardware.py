@@ -1,4 +1,4 @@
-"""Room perf/hardware.py: the machine key, the GPUs that a process sees, and what a node lacks for a cell."""
+"""Room perf/hardware.py: the machine key, and what a node lacks for a cell."""
 
 import shutil
 import sysconfig
@@ -8,14 +8,15 @@ import msgspec
 import pytest
 
 from perf import hardware
-from perf.hardware import Gpu, Machine, Node
+from perf.gpus import Gpu
+from perf.hardware import Machine, Node
 from strategies.spec import LinkProfile, Mode, StrategyName
 from tests.factory import cell
 
 H100 = Machine(device="NVIDIA H100 80GB HBM3", count=8, memory_gib=80, power_limit_w=700)
 CPU = Machine(device="Intel(R) Xeon(R) CPU @ 2.10GHz", count=2)
 GPUS = [
-    Gpu(name="NVIDIA H200", uuid=f"GPU-{letters}-{number:04d}", memory_gib=141, power_limit_w=700)
+    Gpu(name="NVIDIA H200", uuid=f"GPU-{letters}-{number:04d}", memory_gib=141, power_limit_w=700, num_nvlinks=18)
     for number, letters in enumerate(("aaaa1111", "aaaa2222", "bbbb3333", "cccc4444"))
 ]
 NODE = Node(cpu="Test CPU", cpu_cores=2, gpus=tuple(GPUS))
@@ -27,6 +28,8 @@ DIFFERENT = {
     "H100 of unknown power": msgspec.structs.replace(H100, power_limit_w=None),
     "H100 PCIe": msgspec.structs.replace(H100, device="NVIDIA H100 PCIe", power_limit_w=350),
     "H100 with a longer name": msgspec.structs.replace(H100, device="NVIDIA H100 80GB HBM3 MIG 1g.10gb"),
+    "H100 over NVLink": msgspec.structs.replace(H100, link="nv18"),
+    "H100 over PCIe": msgspec.structs.replace(H100, link="pcie"),
     "4 of 8 H100": msgspec.structs.replace(H100, count=4),
     "H100 of 94 GiB": msgspec.structs.replace(H100, memory_gib=94),
     "H200": Machine(device="NVIDIA H200", count=8, memory_gib=141, power_limit_w=700),
@@ -47,6 +50,7 @@ def test_each_machine_has_a_key_of_its_own():
     ("machine", "key"),
     [
         ("H100", "8x-nvidia-h100-80gb-hbm3-80gib-700w"),
+        ("H100 over NVLink", "8x-nvidia-h100-80gb-hbm3-80gib-700w-nv18"),
         ("H100 of unknown power", "8x-nvidia-h100-80gb-hbm3-80gib-unknown"),
         ("CPU", "cpu-intel-r-xeon-r-cpu-2-10ghz-2c"),
         ("no name", "cpu-unknown-2c"),
@@ -57,13 +61,34 @@ def test_key_says_its_parts(machine, key):
 
 
 def test_machine_holds_hardware_only():
-    assert Machine.__struct_fields__ == ("device", "count", "memory_gib", "power_limit_w")
+    assert Machine.__struct_fields__ == ("device", "count", "memory_gib", "power_limit_w", "link")
 
 
 def test_gpu_order_does_not_change_the_machine():
     turned = Node(cpu="Test CPU", cpu_cores=2, gpus=tuple(reversed(GPUS)))
     of = cell(link=LinkProfile.NATIVE)
     assert turned.machine_for(of).key == NODE.machine_for(of).key
+
+
+@pytest.mark.parametrize(
+    ("changes", "link"),
+    [
+        ([{}, {}], "nv18"),
+        ([{}, {"num_nvlinks": 12}], "nv12"),
+        ([{"num_nvlinks": 0}, {}], "pcie"),
+        ([{}, {"num_nvlinks": None}], "unknown"),
+    ],
+)
+def test_link_is_the_weakest_of_the_used_gpus(changes, link):
+    gpus = tuple(msgspec.structs.replace(gpu, **change) for gpu, change in zip(GPUS, changes, strict=False))
+    assert Node(cpu="Test CPU", cpu_cores=2, gpus=gpus).machine_for(cell(link=LinkProfile.NATIVE)).link == link
+
+
+def test_unlike_gpus_are_no_machine_of_either_kind():
+    gpus = (GPUS[0], msgspec.structs.replace(GPUS[1], name="NVIDIA H100 80GB HBM3", memory_gib=80, power_limit_w=None))
+    machine = Node(cpu="Test CPU", cpu_cores=2, gpus=gpus).machine_for(cell(link=LinkProfile.NATIVE))
+    assert machine.device == "mixed NVIDIA H100 80GB HBM3 NVIDIA H200"
+    assert machine.memory_gib == 80
 
 
 def cpuinfo(clock_mhz: float) -> str:
@@ -86,7 +111,10 @@ def test_unnamed_cpu_is_unknown(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("of", "machine"),
     [
-        (cell(link=LinkProfile.NATIVE), Machine(device="NVIDIA H200", count=2, memory_gib=141, power_limit_w=700)),
+        (
+            cell(link=LinkProfile.NATIVE),
+            Machine(device="NVIDIA H200", count=2, memory_gib=141, power_limit_w=700, link="nv18"),
+        ),
         (
             cell(StrategyName.SINGLE, world_size=1, link=LinkProfile.NATIVE),
             Machine(device="NVIDIA H200", count=1, memory_gib=141, power_limit_w=700),
@@ -97,36 +125,6 @@ def test_unnamed_cpu_is_unknown(monkeypatch, tmp_path):
 )
 def test_machine_counts_what_the_cell_uses(of, machine):
     assert NODE.machine_for(of) == machine
-
-
-@pytest.mark.parametrize(
-    ("visible", "chosen"),
-    [
-        (None, [0, 1, 2, 3]),
-        ("", []),
-        ("1", [1]),
-        ("2,3", [2, 3]),
-        ("3, 0", [3, 0]),
-        ("GPU-bbbb", [2]),
-        ("GPU-aaaa1111-0000,GPU-cccc", [0, 3]),
-        ("GPU-aaaa2,0", [1, 0]),
-        ("GPU-aaaa", []),
-        ("GPU-ffff", []),
-        ("MIG-cccc3333", []),
-        ("4", []),
-        ("-1", []),
-        ("1,7,2", [1]),
-        ("1,,2", [1]),
-        ("0,GPU-ffff,1", [0]),
-        ("NoDevFiles", []),
-    ],
-)
-def test_visible_devices_are_chosen_as_cuda_does(visible, chosen):
-    assert hardware.select_gpus(GPUS, visible) == tuple(GPUS[index] for index in chosen)
-
-
-def test_nothing_is_chosen_from_no_gpus():
-    assert [hardware.select_gpus([], visible) for visible in (None, "", "0", "GPU-")] == [()] * 4
 
 
 @pytest.mark.parametrize(
@@ -175,62 +173,13 @@ def test_missing_gpus_are_said_before_a_missing_compiler(monkeypatch):
     assert BARE.lacks(cell(mode=Mode.COMPILE, link=LinkProfile.NATIVE)) == "needs 2 GPUs, sees 0"
 
 
-class Driver(SimpleNamespace):
-    """Stands in for NVML with two GPUs; the second one does not tell its power limit."""
-
-    NVMLError = hardware.pynvml.NVMLError
-    NOT_SUPPORTED = hardware.pynvml.NVML_ERROR_NOT_SUPPORTED
-    is_open = False
-
-    def nvmlInit(self):  # noqa: N802
-        self.is_open = True
-
-    def nvmlShutdown(self):  # noqa: N802
-        self.is_open = False
-
-    def nvmlDeviceGetCount(self):  # noqa: N802
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
-        return index
-
-    def nvmlDeviceGetName(self, handle):  # noqa: N802
-        return "NVIDIA H200"
-
-    def nvmlDeviceGetUUID(self, handle):  # noqa: N802
-        return f"GPU-{handle}"
-
-    def nvmlDeviceGetMemoryInfo(self, handle):  # noqa: N802
-        return SimpleNamespace(total=150_754_820_096)
-
-    def nvmlDeviceGetPowerManagementLimit(self, handle):  # noqa: N802
-        if handle == 1:
-            raise self.NVMLError(self.NOT_SUPPORTED)
-        return 699_990
-
-
-def test_gpus_are_read_from_the_driver_which_is_closed_again(monkeypatch):
-    driver = Driver()
-    monkeypatch.setattr(hardware, "pynvml", driver)
-    assert hardware.visible_gpus(None) == (
-        Gpu(name="NVIDIA H200", uuid="GPU-0", memory_gib=140, power_limit_w=700),
-        Gpu(name="NVIDIA H200", uuid="GPU-1", memory_gib=140, power_limit_w=None),
-    )
-    assert [gpu.uuid for gpu in hardware.visible_gpus("1")] == ["GPU-1"]
-    assert not driver.is_open
-
-
-def test_no_driver_means_no_gpus(monkeypatch):
-    driver = Driver(nvmlInit=lambda: (_ for _ in ()).throw(Driver.NVMLError(1)))
-    monkeypatch.setattr(hardware, "pynvml", driver)
-    assert hardware.visible_gpus(None) == ()
-
-
 def test_this_node_respects_the_visible_devices(monkeypatch):
-    monkeypatch.setattr(hardware, "pynvml", Driver())
+    asked = []
+    monkeypatch.setattr(hardware, "visible_gpus", lambda visible: asked.append(visible) or tuple(GPUS[1:2]))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     node = hardware.this_node()
-    assert [gpu.uuid for gpu in node.gpus] == ["GPU-1"]
+    assert asked == ["1"]
+    assert node.gpus == (GPUS[1],)
     assert node.cpu_cores >= 1
 
 

@@ -89,6 +89,7 @@ class Server:
         try:
             for name in PRELOAD:
                 importlib.import_module(name)
+                _check_forkable(name)
         except BaseException:
             self._send({"event": "hello", "error": traceback.format_exc(), "scratch": str(self._scratch)})
             raise
@@ -158,6 +159,19 @@ class Server:
             os.write(self._event_fd, (json.dumps(event) + "\n").encode())
         except BrokenPipeError:
             pass  # the parent is gone; stdin will say so
+
+
+def _check_forkable(name: str) -> None:
+    """Raises RuntimeError when an import has touched CUDA: no child could use a GPU any more."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        raise RuntimeError(f"importing {name} has initialised CUDA, so that no forked rank could use a GPU")
+    pid = os.fork()
+    if pid == 0:
+        os._exit(torch.cuda._is_in_bad_fork())
+    if os.waitpid(pid, 0)[1]:
+        raise RuntimeError(f"importing {name} has touched CUDA, so that no forked rank could use a GPU")
 
 
 def software() -> dict[str, str | None]:

@@ -16,6 +16,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("cell", cells, ids=[cell.id for cell in cells])
 
 
+# A cell that is skipped or fails has nothing to show to the benchmark fixture, which warns of it.
+@pytest.mark.filterwarnings("default", "ignore:Benchmark fixture was not used")
 @pytest.mark.benchmark(timer=CLOCK)
 def test_cell(cell: Cell, bench: Bench, benchmark: object) -> None:
     """A strategy at a size, in a mode, on a number of ranks: as right, as lean and as fast as its baseline."""

@@ -40,13 +40,12 @@ class Connection:
         self._pending = b""
         # Asking NVML whether there are GPUs, torch does not touch CUDA, and its children can.
         without_cuda = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-        paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
         # In a session of its own, a user's ctrl-C reaches this process alone: the server then ends its ranks in order.
         self._process = subprocess.Popen(
             [python, "-m", "perf.server"],
             cwd=root,
-            env=os.environ | without_cuda | {"PYTHONPATH": os.pathsep.join(paths)} | variables,
+            env=os.environ | without_cuda | {"PYTHONPATH": python_path(root)} | variables,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -151,3 +150,8 @@ class Connection:
                 pass
         if hasattr(self, "scratch"):
             shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+def python_path(root: Path) -> str:
+    """PYTHONPATH of a child that imports `root` first, and what this process finds beside it."""
+    return os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -166,9 +166,10 @@ def _ledgers(mesh: DeviceMesh, calls_by_name: dict[str, Callable[[], object]]) -
 
 def _plant(task: Steps, sharded: Sharded) -> None:
     if task.planted == "float16":
-        sharded.module.register_comm_hook(None, fp16_compress_hook)
+        sharded.module.register_comm_hook(sharded.mesh.get_group(DATA_AXIS), fp16_compress_hook)
     elif task.planted == "extra_all_reduce":
-        sharded.optimizer.register_step_post_hook(lambda *_: dist.all_reduce(torch.zeros(3)))
+        group = sharded.mesh.get_group(DATA_AXIS)
+        sharded.optimizer.register_step_post_hook(lambda *_: dist.all_reduce(torch.zeros(3), group=group))
 
 
 def _calls(mesh: DeviceMesh, rank: int) -> dict[str, Callable[[], object]]:
@@ -186,7 +187,9 @@ def _calls(mesh: DeviceMesh, rank: int) -> dict[str, Callable[[], object]]:
     def exchange_and_back() -> None:
         functional.all_to_all_single_autograd(mine.clone().requires_grad_(), None, None, axis).sum().backward()
 
-    return {
+    # gloo has the list form of all-to-all since torch 2.12.
+    in_lists = lambda: dist.all_to_all(list(torch.empty(NUM_VALUES).chunk(2)), halves, group=group)  # noqa: E731
+    return ({"all_to_all": in_lists} if torch.__version__ >= "2.12" else {}) | {
         "all_reduce": lambda: dist.all_reduce(mine.clone(), group=group),
         "all_gather": lambda: dist.all_gather(list(wide.chunk(2)), mine, group=group),
         "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(wide, mine, group=group),
@@ -194,7 +197,6 @@ def _calls(mesh: DeviceMesh, rank: int) -> dict[str, Callable[[], object]]:
         "reduce_scatter_tensor": lambda: dist.reduce_scatter_tensor(torch.empty(3), mine, group=group),
         "broadcast": lambda: dist.broadcast(mine.clone(), src=0, group=group),
         "reduce": lambda: dist.reduce(mine.clone(), dst=0, group=group),
-        "all_to_all": lambda: dist.all_to_all(list(torch.empty(NUM_VALUES).chunk(2)), halves, group=group),
         "all_to_all_single": lambda: dist.all_to_all_single(torch.empty(NUM_VALUES), mine, group=group),
         "batch_isend_irecv": swap,
         "barrier": lambda: dist.barrier(group=group),

@@ -146,6 +146,7 @@ TESTED_WITH = {
     "data_parallel": "equivalence",
     "fully_sharded": "equivalence",
     "sharded": "equivalence",
+    "loss": "equivalence",
     "record": "measurement",
     "job": "launch",
     "connection": "launch",

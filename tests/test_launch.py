@@ -69,6 +69,7 @@ def test_warm_run_reaches_its_first_step_within_a_second(launcher):
     ],
 )
 def test_failure_is_named_and_leads_with_the_failing_ranks_own_error(launcher, fault, kind, first_words):
+    launcher.start()
     begun = time.monotonic()
     with pytest.raises(LaunchError) as caught:
         run(launcher, fault)

@@ -4,15 +4,14 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from perf import matrix
 from perf.cell import Cell
+from perf.connection import ROOT, python_path
 from strategies.spec import Mode, StrategyName, refusal
 
-ROOT = Path(matrix.__file__).resolve().parent.parent
 WHOLE = {"strategy": '"ddp"', "size": '"tiny"', "mode": '"eager"', "world_size": "2", "link": '"gloo"'}
 
 
@@ -39,7 +38,7 @@ def test_ids_do_not_depend_on_the_hash_seed_or_the_devices(name):
         subprocess.run(
             [sys.executable, "-c", code],
             cwd=ROOT,
-            env=os.environ | {"PYTHONHASHSEED": seed, "CUDA_VISIBLE_DEVICES": visible, "PYTHONPATH": str(ROOT)},
+            env=os.environ | {"PYTHONHASHSEED": seed, "CUDA_VISIBLE_DEVICES": visible, "PYTHONPATH": python_path(ROOT)},
             capture_output=True,
             text=True,
             check=True,

@@ -34,6 +34,10 @@ class FakeEvent:
 waits: list[str] = []
 
 
+# Importing torch's compiler warns of torch's own old habits; which, depends on the version.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
 @pytest.fixture
 def gpu(monkeypatch):
     """A GPU as far as the step clock can tell; `waits` lists who waited for it."""

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from perf.connection import ROOT
+from perf.connection import ROOT, python_path
 from perf.replay import ReplayClock, replay
 
 EXACT = [0.5, 0.25, 2.0, 0.125]
@@ -40,7 +40,7 @@ def shown(tmp_path_factory):
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "test_replayed.py", "-p", "no:cacheprovider", f"--benchmark-json={report}"],
         cwd=folder,
-        env=others | {"PYTHONPATH": str(ROOT)},
+        env=others | {"PYTHONPATH": python_path(ROOT)},
         capture_output=True,
         text=True,
         timeout=120,

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from perf import jsonfile
 from perf.cell import SamplingPlan
-from perf.connection import ROOT
+from perf.connection import ROOT, python_path
 from perf.correctness import intrinsic_errors
 from perf.fault import Fault
 from perf.job import ENTRY, Job
@@ -141,7 +141,7 @@ def test_torchrun_gives_the_same_losses_and_ledgers(runs, tmp_path):
     result = subprocess.run(
         [*command, "-m", "perf.worker", tmp_path / "job.json", tmp_path],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | loopback_variables(),
+        env=os.environ | {"PYTHONPATH": python_path(ROOT)} | loopback_variables(),
         capture_output=True,
         text=True,
         timeout=120,

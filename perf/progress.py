@@ -51,6 +51,11 @@ class Progress:
         self._draw("start")
         return on_event
 
+    def wait(self, text: str) -> None:
+        """Shows what is being waited for before the first run."""
+        self._run = text
+        self._draw("")
+
     def end_run(self) -> None:
         self._runs_done += 1
         self._runs_left -= 1

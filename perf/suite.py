@@ -1,13 +1,11 @@
 """One test run: measures cells into its results folder, recalls their baselines, remembers their verdicts."""
 
 import os
-import tempfile
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
-from filelock import FileLock
 
 from perf import baseline as baselines
 from perf.approval import provisional, unfit
@@ -20,6 +18,7 @@ from perf.gpus import GpuWatch, settle
 from perf.hardware import Machine, Node, link_variables
 from perf.job import ENTRY, Job
 from perf.launch import Launcher
+from perf.lease import Lease
 from perf.measurement import Measurement, gaps, measure
 from perf.progress import Progress
 from perf.record import RankRecord, RunRecord
@@ -31,8 +30,6 @@ BASELINES = ROOT / "baselines"
 STATE = ROOT / ".shardmark"
 """What this checkout remembers for itself: compile caches and local provisional baselines. Ignored by git."""
 LOCAL_BASELINES = STATE / "baselines"
-NODE_LOCK = Path(tempfile.gettempdir()) / "shardmark-node.lock"
-"""Held while a cell is measured: no two timed cells share a node, whoever started them."""
 
 
 class Settings(Value, frozen=True, kw_only=True):
@@ -103,7 +100,7 @@ class Suite:
         runs = {run.index: run for run in self.results.runs(cell.id) if self._is_finished(run)}
         self._progress.begin_cell(cell.id, num_runs=plan.runs - len(runs))
         try:
-            with FileLock(NODE_LOCK, mode=0o666):
+            with Lease(f"{cell.id} of {self.results.folder}", self._progress.wait):
                 for index in range(plan.runs):
                     if index not in runs:
                         self._prime(cell)

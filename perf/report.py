@@ -16,13 +16,16 @@ from perf import reading, tables
 from perf.bars import CHARTS
 from perf.cell import Cell, SamplingPlan
 from perf.charts import write_charts
-from perf.measurement import Measurement, measure
+from perf.connection import ROOT
+from perf.measurement import PEAK_ALLOCATED, STEP_TIME, THROUGHPUT, Measurement, measure
+from perf.published import PublishedTable, published_tables
 from perf.render import (
     TABLE_HEADER,
     accept_command,
     comparison_text,
     in_order,
     markdown_table,
+    quantity,
     table_rows,
 )
 from perf.results import Results
@@ -74,6 +77,7 @@ def write_report(results: Results) -> list[Path]:
         "memory": tables.memory_table(frame, manifest.cells),
         "time": tables.time_table(frame, manifest.cells),
         "settings": tables.settings_table(manifest.cells),
+        "published": [(table, published_rows(table)) for table in _published(measurements)],
         "environment": environment_table(measurements),
         "limits": reading.limits(measurements, manifest.plan),
         "folder": shown_folder,
@@ -114,11 +118,34 @@ def findings(verdicts: Iterable[Verdict], run_folder: str, planted: Set[str]) ->
     return list(found.values())
 
 
+def published_rows(published: PublishedTable) -> tables.Table:
+    """Somebody else's figures, in our units."""
+    header = ("strategy", "size", "cluster throughput", "step time", "peak memory", "remarks")
+    rows = tuple(
+        (
+            row.strategy,
+            row.size,
+            quantity(row.tokens_per_s, THROUGHPUT),
+            quantity(row.step_time_s, STEP_TIME),
+            quantity(row.peak_memory_bytes, PEAK_ALLOCATED),
+            row.note,
+        )
+        for row in published.rows
+    )
+    return tables.Table(header=header, rows=rows, first_number=2)
+
+
 def environment_table(measurements: Sequence[Measurement]) -> tables.Table:
     """Where and on what code the runs were made; several values where runs differ."""
     values = reading.environment_values([run for measurement in measurements for run in measurement.runs])
     rows = tuple((name, value) for name, found in values.items() for value in found)
     return tables.Table(header=("what", "value"), rows=rows, first_number=2)
+
+
+def _published(measurements: Sequence[Measurement]) -> list[PublishedTable]:
+    """Tables to show beside these measurements: all of them are of GPUs."""
+    on_gpu = any(measurement.cell.device_kind == "cuda" for measurement in measurements)
+    return published_tables(ROOT / "baselines") if on_gpu else []
 
 
 def _measurement(results: Results, cell: Cell, plan: SamplingPlan) -> Measurement | None:

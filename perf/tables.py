@@ -161,11 +161,12 @@ def settings_table(cells: Sequence[Cell]) -> Table:
             f"{cell.shape.num_parameters:,}",
             f"{work.sequences} x {work.sequence_length} = {work.tokens_per_step:,}",
             work.compute_dtype.value,
+            work.loss.value,
             f"{work.learning_rate:g}",
             str(work.seed),
         )
         rows[row] = cell.shape.num_parameters
-    header = ("size", "parameters", "tokens per step", "matrix products in", "learning rate", "seed")
+    header = ("size", "parameters", "tokens per step", "matrix products in", "loss", "learning rate", "seed")
     return Table(header=header, rows=tuple(sorted(rows, key=rows.__getitem__)))
 
 

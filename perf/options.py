@@ -54,8 +54,8 @@ def settings(config: pytest.Config) -> Settings:
     """The options as settings. Raises ValueError with the option's name and the cure."""
     option = config.getoption
     checkpoint: Path | None = option("perf_checkpoint")
-    if checkpoint is not None and not checkpoint.is_dir():
-        raise ValueError(f"--perf-checkpoint {checkpoint}: no such folder")
+    if checkpoint is not None and not any(checkpoint.glob("*.safetensors")):
+        raise ValueError(f"--perf-checkpoint {checkpoint}: no folder with *.safetensors of a Hugging Face model")
     timeout_s: float = option("perf_timeout")
     if not timeout_s > 0:
         raise ValueError(f"--perf-timeout {timeout_s:g}: must be more than 0 seconds")

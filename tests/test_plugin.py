@@ -33,7 +33,7 @@ def test_collection_names_every_cell_and_writes_nothing(suite_runs):
         ("--perf-plant=nonsense", "cannot plant 'nonsense'"),
         ("--perf-runs=0", "at least 1 warm-up step and 1 run"),
         ("--perf-timeout=0", "must be more than 0 seconds"),
-        ("--perf-checkpoint=nowhere", "no such folder"),
+        ("--perf-checkpoint=nowhere", "no folder with *.safetensors"),
         ("--perf-resume=nowhere", "nowhere is not a test run"),
     ],
 )

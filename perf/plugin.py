@@ -17,7 +17,7 @@ from perf.matrix import cells_of
 from perf.measurement import Measurement
 from perf.progress import Progress, terminal_console
 from perf.render import line
-from perf.results import Manifest, Results, new_run_id
+from perf.results import Manifest, Results, unused_folder
 from perf.suite import Settings, Suite
 from perf.summary import RECORDED, Summary
 from perf.verdict import FAILURES, VERDICTS, Outcome, Verdict
@@ -48,14 +48,16 @@ class Bench:
         try:
             return self._suite.recall(cell)
         except ValueError as error:
-            self._fail_with(cell, f"BASELINE: {error}")
+            reason = f"BASELINE: {error}"
+        self._fail_with(cell, reason)
 
     def measure(self, cell: Cell) -> Measurement:
         """The cell's runs; a run that gives no record fails the test with that run's own error."""
         try:
             return self._suite.measure(cell)
         except (LaunchError, ValueError) as error:
-            self._fail_with(cell, str(error))
+            reason = str(error)
+        self._fail_with(cell, reason)  # outside of the except: pytest would show both, one inside the other
 
     def conclude(self, verdict: Verdict, measurement: Measurement | None) -> None:
         """Records the verdict and makes it the test's: green, red, or a skip that the exit code remembers."""
@@ -150,7 +152,7 @@ def _results(config: pytest.Config) -> Results:
         return Results(Path(config.workerinput[FOLDER_KEY]))  # type: ignore[attr-defined]
     resumed: Path | None = config.getoption("perf_resume")
     if resumed is None:
-        return Results(config.getoption("perf_results") / new_run_id())
+        return Results(unused_folder(config.getoption("perf_results")))
     results = Results.open(resumed)
     results.check_resumable(config.stash[SETTINGS].plan, config.stash[CELLS])
     return results

@@ -39,6 +39,13 @@ def new_run_id(now: datetime | None = None) -> str:
     return (now or datetime.now(UTC)).strftime("%Y-%m-%dT%H-%M-%S")
 
 
+def unused_folder(root: Path) -> Path:
+    """A folder for a new test run below `root`; two that begin in the same second get two."""
+    run_id = new_run_id()
+    names = (run_id, *(f"{run_id}-{number}" for number in range(2, 1000)))
+    return next(root / name for name in names if not (root / name).exists())
+
+
 class Results:
     """Reads and writes one test run's folder."""
 

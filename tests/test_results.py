@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from perf import jsonfile
+from perf import results as room
 from perf.fault import Fault
 from perf.results import Manifest, Results, new_run_id
 from perf.verdict import Rule, judge
@@ -119,3 +120,13 @@ def test_run_ids_sort_by_time_and_are_file_names():
     ids = [new_run_id(moment) for moment in moments]
     assert ids == ["2026-11-29T14-03-22", "2026-12-01T00-00-00"] == sorted(ids)
     assert re.fullmatch(r"[0-9T-]{19}", new_run_id())
+
+
+def test_test_runs_of_the_same_second_get_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(room, "new_run_id", lambda: "2026-11-29T14-03-22")
+    names = []
+    for _ in range(3):
+        folder = room.unused_folder(tmp_path)
+        folder.mkdir()
+        names.append(folder.name)
+    assert names == ["2026-11-29T14-03-22", "2026-11-29T14-03-22-2", "2026-11-29T14-03-22-3"]

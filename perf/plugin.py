@@ -134,7 +134,13 @@ def suite(pytestconfig: pytest.Config, request: pytest.FixtureRequest) -> Iterat
     """The test run of this process; its server starts with the first run and ends with the session."""
     settings = pytestconfig.stash[SETTINGS]
     num_cells = len(selected_cells(request.session))
-    progress = Progress(num_cells, pytestconfig.stash[CONSOLE], runs_per_cell=settings.plan.runs)
+    terminal = pytestconfig.pluginmanager.getplugin("terminalreporter")
+    progress = Progress(
+        num_cells,
+        pytestconfig.stash[CONSOLE],
+        runs_per_cell=settings.plan.runs,
+        tell=terminal.write_line if terminal is not None and _worker_id(pytestconfig) is None else None,
+    )
     suite = Suite(settings, this_node(), pytestconfig.stash[RESULTS], progress)
     yield suite
     suite.close()

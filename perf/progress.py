@@ -17,7 +17,16 @@ REFRESH_S = 0.25
 class Progress:
     """Draws `cell 2/4 ddp-tiny-eager-w2-gloo | run 1/3 | step 7/15 | eta 0:42` on a terminal."""
 
-    def __init__(self, num_cells: int, console: Console | None, *, runs_per_cell: int | None = None) -> None:
+    def __init__(
+        self,
+        num_cells: int,
+        console: Console | None,
+        *,
+        runs_per_cell: int | None = None,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        self._tell = tell
+        self._told_cell = 0
         self._num_cells = num_cells
         self._runs_per_cell = runs_per_cell
         self._console = console
@@ -52,9 +61,12 @@ class Progress:
         return on_event
 
     def wait(self, text: str) -> None:
-        """Shows what is being waited for before the first run."""
+        """Shows what is being waited for before the first run; without a terminal, `tell` gets it once a cell."""
         self._run = text
         self._draw("")
+        if self._console is None and self._tell is not None and self._told_cell != self._cell_number:
+            self._told_cell = self._cell_number
+            self._tell(text)
 
     def end_run(self) -> None:
         self._runs_done += 1

@@ -121,6 +121,8 @@ class RunRecord(Value, frozen=True, kw_only=True):
     """From the launch request until every process was gone."""
     server_start_up_s: float = 0.0
     """Seconds that the server's imports took before this run; 0 when it was running already."""
+    priming_s: float = 0.0
+    """Seconds of the unmeasured run that warmed the compile caches before this one; 0 when there was none."""
     environment: Environment
     ranks: tuple[RankRecord, ...]
     gpus: tuple[GpuUse, ...] = ()

@@ -23,7 +23,7 @@ from perf.measurement import Measurement, gaps, measure
 from perf.progress import Progress
 from perf.record import RankRecord, RunRecord
 from perf.results import Results
-from perf.verdict import CPU_PRIOR_SD, Rule, Verdict
+from perf.verdict import CPU_PRIOR_SD, Outcome, Rule, Verdict
 from strategies.spec import LinkProfile, Mode, Value, refusal
 
 BASELINES = ROOT / "baselines"
@@ -94,17 +94,19 @@ class Suite:
 
         Raises:
             LaunchError: a run failed; its process group is gone.
-            ValueError: a record of a resumed test run is damaged.
+            ValueError: a record of a resumed test run is damaged, or was made with other software.
         """
         plan = self._settings.plan
         runs = {run.index: run for run in self.results.runs(cell.id) if self._is_finished(run)}
         self._progress.begin_cell(cell.id, num_runs=plan.runs - len(runs))
         try:
             with Lease(f"{cell.id} of {self.results.folder}", self._progress.wait):
+                if 0 < len(runs) < plan.runs:
+                    self._check_software(runs[min(runs)])
                 for index in range(plan.runs):
                     if index not in runs:
-                        self._prime(cell)
-                        runs[index] = self._run(cell, index)
+                        priming_s = self._prime(cell)
+                        runs[index] = self._run(cell, index, priming_s)
                         self.results.write_run(runs[index])
         finally:
             self._progress.end_cell()
@@ -113,10 +115,14 @@ class Suite:
     def conclude(self, verdict: Verdict, measurement: Measurement | None) -> bool:
         """Stores the verdict; whether a local provisional baseline was recorded with it."""
         self.results.write_verdict(verdict)
-        if measurement is None or not self._settings.keep_provisional or unfit(measurement):
+        # Only of a cell that nothing speaks against: one that departs from its invariants must not become the bar.
+        wanted = self._settings.keep_provisional and verdict.outcome is Outcome.NO_BASELINE
+        if measurement is None or not wanted or unfit(measurement):
             return False
         cell = measurement.cell
         baseline, invariants = self.recall(cell)
+        if invariants is not None and invariants.recipe.differences(measurement.recipe):
+            return False
         first_baseline, first_invariants = provisional(measurement, self.results.folder.name)
         if baseline is None:
             baselines.write(self._local_baselines, first_baseline)
@@ -140,16 +146,29 @@ class Suite:
         whole = not gaps(measure(run.cell, msgspec.structs.replace(run.plan, runs=1), [run]))
         return whole and run.fault == self._settings.fault
 
-    def _prime(self, cell: Cell) -> None:
-        """One unmeasured run of a compiled cell, so that every measured run finds the compile caches warm."""
+    def _check_software(self, kept: RunRecord) -> None:
+        then, now = kept.environment.software, self._launcher.start().software
+        if then != now:
+            raise ValueError(f"{self.results.folder}: measured with {then}, now it is {now}; start a new test run")
+
+    def _prime(self, cell: Cell) -> float:
+        """One unmeasured run of a compiled cell, so that every measured run finds the compile caches warm.
+
+        Returns:
+            The seconds it took; 0 for a cell that needs none or has had its own.
+        """
         if cell.mode is not Mode.COMPILE or cell.id in self._primed:
-            return
+            return 0.0
+        self._launcher.start()
+        begun = time.monotonic()
         self._launch(cell, msgspec.structs.replace(self._settings.plan, warmup_steps=2, timed_steps=0), None, "priming")
         self._primed.add(cell.id)
+        return time.monotonic() - begun
 
-    def _run(self, cell: Cell, index: int) -> RunRecord:
+    def _run(self, cell: Cell, index: int, priming_s: float) -> RunRecord:
         settings, gpus = self._settings, self._node.gpus_for(cell)
         settle(gpus)
+        self._launcher.start()  # here, so that a run's own time holds no imports of the server
         begun, started_at = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
         with GpuWatch(gpus) as watch:
             what = f"run {index + 1}/{settings.plan.runs}"
@@ -164,6 +183,7 @@ class Suite:
             started_at=started_at,
             wall_s=time.monotonic() - begun,
             server_start_up_s=server_s,
+            priming_s=priming_s,
             environment=environment(
                 self.machine(cell), self._node, software, source=self._source, variables=link_variables(cell.link)
             ),
@@ -174,7 +194,6 @@ class Suite:
         )
 
     def _launch(self, cell: Cell, plan: SamplingPlan, fault: Fault | None, what: str) -> tuple[list[RankRecord], bool]:
-        self._launcher.start()
         deadline_s = self._settings.deadline_s
         job = Job(cell=cell, plan=plan, requested_at_s=time.monotonic(), deadline_s=deadline_s, fault=fault)
         return self._launcher.run(

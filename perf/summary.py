@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from perf.baseline import Store
+from perf.matrix import cells_of
 from perf.measurement import Measurement
 from perf.render import counts, exit_code, in_order, table_lines
 from perf.results import Results
@@ -99,18 +101,27 @@ class Summary:
         measurements = self._results.measurements()
         if measurements:
             sentences.append(wall_time(measurements))
+        known = {cell.id for cell in (*cells_of("auto"), *self._results.manifest().cells)}
+        option = self._config.getoption
+        store = Store(option("perf_baselines"), option("perf_state") / "baselines")
+        machines = {run.environment.machine for measurement in measurements for run in measurement.runs}
+        for machine in sorted(machines, key=lambda machine: machine.key):
+            if unused := sorted(store.ids(machine) - known):
+                names = ", ".join(unused)
+                sentences.append(f"{machine.key} has baselines that no cell uses: {names}; move or delete them")
         return sentences
 
 
 def wall_time(measurements: list[Measurement]) -> str:
-    """`wall time 63 s: measuring 12 s, warm-up and compiling 20 s, start-up 25 s, other 6 s`."""
+    """`wall time of 12 runs 63 s: measuring 12 s, compiling (priming) 20 s, warm-up 9 s, start-up 16 s, ...`."""
     runs = [run for measurement in measurements for run in measurement.runs]
     parts = {
         "measuring": sum(run.measuring_s for run in runs),
-        "warm-up and compiling": sum(run.warm_up_s for run in runs),
+        "compiling (priming)": sum(run.priming_s for run in runs),
+        "warm-up": sum(run.warm_up_s for run in runs),
         "start-up": sum(run.start_up_s + run.server_start_up_s for run in runs),
     }
-    total = sum(run.wall_s + run.server_start_up_s for run in runs)
+    total = sum(run.wall_s + run.server_start_up_s + run.priming_s for run in runs)
     parts["audit and teardown"] = total - sum(parts.values())
     text = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in parts.items())
     return f"wall time of {len(runs)} runs {total:.1f} s: {text}"

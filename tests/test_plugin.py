@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from perf import baseline as baselines
 from perf import jsonfile
-from perf.baseline import Baseline
+from perf.baseline import Baseline, Invariants
 from perf.matrix import cells_of
 from perf.verdict import Outcome
 from tests.factory import H200X2
@@ -167,3 +167,23 @@ def test_another_machines_baseline_is_never_used(regressed):
     shutil.copytree(other, path.parent)
     jsonfile.write(path, replace(baselines.read(path, Baseline), machine=H200X2).sealed())
     assert regressed.run("-k", "ddp").by_cell == {DDP: Outcome.ERROR}
+
+
+def test_cell_that_departs_from_its_invariants_never_becomes_a_provisional_baseline(suite_runs):
+    """Wrong without a planted fault: the recorded ledger differs, and there is no timing baseline yet."""
+    suite_runs.be_recorded()
+    suite_runs.baseline_path(DDP).unlink()
+    (path,) = suite_runs.state.glob(f"baselines/invariants/{DDP}.json")
+    recorded = baselines.read(path, Invariants)
+    jsonfile.write(path, replace(recorded, ledger=()).sealed())
+    outcomes = suite_runs.run("-k", "ddp", "--perf-provisional")
+    assert outcomes.by_cell == {DDP: Outcome.WRONG}
+    assert not list(suite_runs.state.glob(f"baselines/cpu-*/{DDP}.json"))
+
+
+def test_baseline_that_no_cell_uses_is_listed(regressed):
+    path = regressed.baseline_path(DDP)
+    path.rename(path.with_name("ddp-tiny-eager-w2-renamed.json"))
+    outcomes = regressed.run("-k", "ddp")
+    assert outcomes.by_cell == {DDP: Outcome.NO_BASELINE}
+    assert "has baselines that no cell uses: ddp-tiny-eager-w2-renamed" in outcomes.text

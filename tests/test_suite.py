@@ -6,9 +6,12 @@ import sys
 
 import numpy
 import pytest
+from msgspec.structs import replace
 from safetensors.numpy import save_file
 
+from perf import jsonfile
 from perf.connection import ROOT
+from perf.record import RunRecord
 from perf.verdict import Outcome
 from tests.suite_runs import DDP, SINGLE
 
@@ -93,3 +96,23 @@ def test_checkpoint_is_where_every_rank_starts_and_part_of_the_recipe(recorded_d
     refused = recorded_ddp.run("-k", "ddp", f"--perf-checkpoint={folder}")
     assert refused.by_cell == {DDP: Outcome.ERROR}
     assert re.search(r"REFUSED: rank [01]: ValueError: .* is not a checkpoint of this shape", refused.text)
+
+
+def test_resume_with_other_software_is_refused(suite_runs):
+    folder = suite_runs.record("-k", "single").results.folder
+    (folder / "runs" / SINGLE / "2.json").unlink()
+    for path in folder.glob(f"runs/{SINGLE}/*.json"):
+        run = jsonfile.read(path, RunRecord)
+        software = replace(run.environment.software, torch="2.10.0")
+        jsonfile.write(path, replace(run, environment=replace(run.environment, software=software)))
+    resumed = suite_runs.run("-k", "single", f"--perf-resume={folder}")
+    assert resumed.exit_code == 1
+    assert "2.10.0" in resumed.text
+    assert "start a new test run" in resumed.text
+
+
+def test_time_of_a_run_holds_no_imports_of_the_server(suite_runs):
+    runs = suite_runs.record("-k", "single").results.runs(SINGLE)
+    assert runs[0].server_start_up_s > 1.0
+    assert runs[0].wall_s < runs[0].server_start_up_s
+    assert [run.server_start_up_s for run in runs[1:]] == [0.0, 0.0]

@@ -162,14 +162,21 @@ class Server:
 
 
 def _check_forkable(name: str) -> None:
-    """Raises RuntimeError when an import has touched CUDA: no child could use a GPU any more."""
+    """Raises RuntimeError when an import has touched CUDA: no child could use a GPU any more.
+
+    Without a GPU there is nothing to lose: a CUDA build of torch then asks the CUDA runtime, for lack of a driver.
+    """
     import torch
 
     if torch.cuda.is_initialized():
         raise RuntimeError(f"importing {name} has initialised CUDA, so that no forked rank could use a GPU")
     pid = os.fork()
     if pid == 0:
-        os._exit(torch.cuda._is_in_bad_fork())
+        spoilt = True
+        try:
+            spoilt = torch.cuda._is_in_bad_fork() and torch.cuda.device_count() > 0
+        finally:
+            os._exit(spoilt)
     if os.waitpid(pid, 0)[1]:
         raise RuntimeError(f"importing {name} has touched CUDA, so that no forked rank could use a GPU")
 

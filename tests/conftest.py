@@ -23,6 +23,9 @@ def recorded_state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def suite_runs(pytester: pytest.Pytester, recorded_state: Path) -> SuiteRuns:
+def suite_runs(pytester: pytest.Pytester, recorded_state: Path, monkeypatch: pytest.MonkeyPatch) -> SuiteRuns:
     """Runs `pytest perf` in a pytest of its own, away from this checkout's baselines and results."""
+    monkeypatch.delenv(
+        "PYTEST_XDIST_WORKER", raising=False
+    )  # with it pytest-benchmark takes the inner one for a worker
     return SuiteRuns(pytester, recorded_state)

@@ -14,7 +14,8 @@ from filelock import FileLock, Timeout
 from perf import jsonfile
 from strategies.spec import Value
 
-NODE = Path(tempfile.gettempdir()) / "shardmark-node.lock"
+NODE = Path(tempfile.gettempdir()) / "shardmark" / "node.lock"
+"""In a folder that is everybody's: in the temporary one itself, nobody may open what another user made."""
 ASK_EVERY_S = 1.0
 
 
@@ -45,12 +46,18 @@ class Lease:
         self._owner = path.with_suffix(".owner")
 
     def __enter__(self) -> Self:
+        _make_common(Path(self._lock.lock_file).parent)
         while True:
             try:
                 self._lock.acquire(timeout=ASK_EVERY_S)
                 break
             except Timeout:
                 self._tell(self._whom())
+            except PermissionError as error:
+                raise ValueError(
+                    f"cannot lease the node: {error}; {self._lock.lock_file} and its folder must be writable for "
+                    "all who measure here; their owner may delete them while nothing runs"
+                ) from error
         with contextlib.suppress(OSError):  # another user's file, left by a dead owner: the lease holds without a name
             jsonfile.write(self._owner, Owner(pid=os.getpid(), since_s=time.time(), what=self._what))
         return self
@@ -69,3 +76,10 @@ class Lease:
             return "waiting for the node"
         held_s = time.time() - owner.since_s
         return f"waiting for process {owner.pid}, which has held the node for {held_s:.0f} s: {owner.what}"
+
+
+def _make_common(folder: Path) -> None:
+    """Lets every user of the machine write there, whatever the first one's umask."""
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir()
+        folder.chmod(0o777)

@@ -3,7 +3,9 @@
 import multiprocessing
 import os
 import signal
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from perf import lease as room
 from perf.lease import Lease
 
 CONTEXT = multiprocessing.get_context("spawn")
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users, which only root can")
 
 
 def hold(path, ready, seconds):
@@ -18,6 +21,25 @@ def hold(path, ready, seconds):
     with Lease("ddp-tiny", lambda _: None, path=path):
         ready.set()
         time.sleep(seconds)
+
+
+def become(user, umask, folder):
+    """Another user, who may not be able to read this interpreter's files: a lease before it has imported all."""
+    with Lease("ddp-tiny", pytest.fail, path=folder / "imports" / "node.lock"):
+        os.umask(umask)
+    os.setuid(user)
+
+
+def hold_as(user, umask, folder):
+    become(user, umask, folder)
+    with Lease("ddp-tiny", pytest.fail, path=folder / "shardmark" / "node.lock"):
+        assert (folder / "shardmark" / "node.owner").exists()
+
+
+def be_refused_as(user, folder):
+    become(user, 0o022, folder)
+    with pytest.raises(ValueError, match=r"node\.lock and its folder must be writable for all"):
+        Lease("ddp-tiny", pytest.fail, path=folder / "node.lock").__enter__()
 
 
 @pytest.fixture
@@ -64,3 +86,31 @@ def test_lease_is_free_after_an_error(tmp_path):
         raise KeyError
     with Lease("b", pytest.fail, path=tmp_path / "node.lock"):
         pass
+
+
+@pytest.fixture
+def everybodys():
+    """A folder as the temporary one is: pytest's own are closed to other users."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o1777)
+        yield Path(folder)
+
+
+def ends_well(target, *arguments):
+    process = CONTEXT.Process(target=target, args=arguments)
+    process.start()
+    process.join(60)
+    return process.exitcode == 0
+
+
+@AS_ROOT
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_second_user_takes_the_lease_that_a_first_one_made(everybodys, umask):
+    assert ends_well(hold_as, 4321, umask, everybodys)
+    assert ends_well(hold_as, 4322, umask, everybodys)
+
+
+@AS_ROOT
+def test_lock_that_another_user_closed_is_refused_with_the_cure(everybodys):
+    (everybodys / "node.lock").touch(mode=0o600)
+    assert ends_well(be_refused_as, 4321, everybodys)

@@ -7,6 +7,7 @@ import warnings
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
@@ -32,6 +33,9 @@ class Replicated(Sharded):
 def build_ddp(model: nn.Module, mesh: DeviceMesh, config: BuildConfig) -> Sharded:
     """Wraps the model in DistributedDataParallel over the data axis."""
     if config.mode is Mode.COMPILE:
+        # DDP would have the compiler split every graph at the borders of its buckets, three parts a layer: layers are
+        # small enough to overlap with the reduction of others as they are, and each part costs the host a call.
+        torch._dynamo.config.optimize_ddp = False
         compile_layers(model)
     data = mesh[DATA_AXIS]
     with warnings.catch_warnings():

@@ -40,6 +40,7 @@ class Case(Value, frozen=True, kw_only=True):
     mode: Mode = Mode.EAGER
     dtype: str = "float64"
     tied_embeddings: bool = True
+    num_layers: int = SHAPE.num_layers
     loss: LossKind = LossKind.FULL
     masked_rank: int | None = None
     """A data rank whose labels do not count."""
@@ -48,7 +49,7 @@ class Case(Value, frozen=True, kw_only=True):
 
     @property
     def layout(self) -> Layout:
-        shape = msgspec.structs.replace(SHAPE, tied_embeddings=self.tied_embeddings)
+        shape = msgspec.structs.replace(SHAPE, tied_embeddings=self.tied_embeddings, num_layers=self.num_layers)
         workload = Workload(
             sequences=8,
             sequence_length=16,

@@ -1,9 +1,11 @@
 """Every strategy computes what the unsharded model computes: logits, loss, every gradient, updated parameters."""
 
 import pytest
+from torch import nn
 
 from perf.launch import Launcher
-from strategies.spec import LossKind, Mode, StrategyName
+from strategies.fully_sharded import units
+from strategies.spec import SIZES, LossKind, Mode, StrategyName
 from tests.equivalence import UPDATES, Case, Distances
 
 # Bounds hold with room: rounding stays two orders below them, real mistakes lie ten orders above.
@@ -57,6 +59,22 @@ def test_strategy_equals_unsharded_model(launcher, strategy, dtype, tied):
     # Two layers of 11 tensors each, the embedding, the last norm, and the head where it is not tied.
     assert {record.num_gradients for record in records} == {24 if tied else 25}
     assert UPDATES == 2
+
+
+def test_units_of_several_layers_and_a_shorter_last_one_change_nothing(launcher):
+    case = Case(strategy=StrategyName.FSDP2, world_size=2, num_layers=5)
+    assert [len(unit) for unit in units([nn.Linear(8, 8) for _ in range(case.num_layers)])] == [2, 2, 1]
+    assert not faults(distances(launcher, case), case)
+
+
+@pytest.mark.parametrize(("size", "layers_per_unit"), [("tiny", 2), ("0.6b", 4), ("1.7b", 1), ("4b", 1), ("8b", 1)])
+def test_units_gather_enough_for_the_link_and_more_than_one_is_left(size, layers_per_unit):
+    shape = SIZES[size]
+    layer_numel = (shape.num_parameters - shape.vocab_size * shape.hidden_size) // shape.num_layers
+    layers = [nn.Linear(layer_numel, 1, bias=False, device="meta") for _ in range(shape.num_layers)]
+    cut = units(layers)
+    assert [layer for unit in cut for layer in unit] == layers
+    assert {len(unit) for unit in cut} == {layers_per_unit}
 
 
 @pytest.mark.parametrize("strategy", [StrategyName.DDP, StrategyName.FSDP2])

@@ -31,10 +31,10 @@ LAYERS_BYTES = 4 * (SHAPE.num_parameters - (SHAPE.vocab_size + 1) * SHAPE.hidden
 ROOT_BYTES = 4 * (SHAPE.vocab_size + 1) * SHAPE.hidden_size
 LEDGERS = {
     StrategyName.DDP: {"all_reduce": (1, LAYERS_BYTES + ROOT_BYTES)},
-    # Two micro-batches: four layers gathered for forward and for backward, the root once; shards are halves.
+    # Two micro-batches: two units of two layers are gathered for forward and backward, the root once; shards are half.
     StrategyName.FSDP2: {
-        "all_gather": (18, 2 * (2 * LAYERS_BYTES + ROOT_BYTES) // 2),
-        "reduce_scatter": (10, 2 * (LAYERS_BYTES + ROOT_BYTES)),
+        "all_gather": (10, 2 * (2 * LAYERS_BYTES + ROOT_BYTES) // 2),
+        "reduce_scatter": (6, 2 * (LAYERS_BYTES + ROOT_BYTES)),
     },
 }
 SHARDED = pytest.mark.parametrize("strategy", LEDGERS)

@@ -102,7 +102,8 @@ def night_of(measurement: Measurement, origin: Origin) -> Night:
         )
         for run, (allocated, reserved, resident) in zip(measurement.runs, peaks, strict=True)
     )
-    return Night(origin=origin, runs=runs)
+    attention = {kernel for run in measurement.runs for rank in run.ranks for kernel in rank.attention}
+    return Night(origin=origin, runs=runs, attention=tuple(sorted(attention)))
 
 
 def invariants_of(measurement: Measurement, origin: Origin) -> Invariants:
@@ -121,6 +122,7 @@ def invariants_of(measurement: Measurement, origin: Origin) -> Invariants:
         end_gradient_norm=end,
         losses=tuple(loss for loss in run.losses if loss is not None),
         ledger=ledgers(run),
+        graph_breaks=max(rank.compile.graph_breaks for rank in run.ranks),
     )
 
 

@@ -70,6 +70,8 @@ class Night(Value, frozen=True, kw_only=True):
 
     origin: Origin
     runs: tuple[BaselineRun, ...]
+    attention: tuple[str, ...] = ()
+    """Attention kernels that the ranks' steps were dispatched to."""
 
 
 class Baseline(Sealed, frozen=True, kw_only=True):
@@ -116,6 +118,8 @@ class Invariants(Sealed, frozen=True, kw_only=True):
     losses: tuple[float, ...]
     """Global mean loss of every step, warm-up included."""
     ledger: tuple[RankLedger, ...]
+    graph_breaks: int = 0
+    """Of the rank that has most."""
 
 
 Stored = TypeVar("Stored", Baseline, Invariants)

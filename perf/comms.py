@@ -60,7 +60,7 @@ class Ledger(TorchDispatchMode):
         self._counts: Counter[tuple[str, str, str]] = Counter()
         self._bytes: Counter[tuple[str, str, str]] = Counter()
         self.attention: set[str] = set()
-        """Attention kernels that were dispatched, such as `flash_attention`."""
+        """Fused attention kernels that were dispatched, such as `flash_attention`."""
         self.arrivals_s: list[float] = []
         """System-wide monotonic time of each collective, in order."""
 

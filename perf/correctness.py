@@ -62,6 +62,9 @@ def differences(measurement: Measurement, invariants: Invariants) -> list[str]:
     found = []
     for run in measurement.runs:
         where = f"run {run.index}"
+        breaks = max(rank.compile.graph_breaks for rank in run.ranks)
+        if breaks > invariants.graph_breaks:
+            found.append(f"{where}: mode not in effect: graph breaks {invariants.graph_breaks} -> {breaks}")
         losses = [loss for loss in run.losses if loss is not None]
         found += [f"{where}: {error}" for error in _loss_differences(losses, invariants, band)]
         for name in ("start_gradient_norm", "end_gradient_norm"):
@@ -89,11 +92,14 @@ def _start_loss_errors(run: RunRecord) -> list[str]:
 
 
 def _mode_errors(run: RunRecord) -> list[str]:
-    """A compile cell that ran eager, or kept compiling while it was timed, measured something else."""
-    if run.cell.mode is not Mode.COMPILE:
-        return []
+    """A cell that fell back to something slower than it was asked for measured something else."""
     errors = []
     for rank in run.ranks:
+        if not rank.attention:
+            # torch's unfused fallback is no kernel: it holds all scores, S x S for each head.
+            errors.append(f"mode not in effect: rank {rank.rank} met no fused attention kernel")
+        if run.cell.mode is not Mode.COMPILE:
+            continue
         if rank.compile.graphs == 0:
             errors.append(f"mode not in effect: rank {rank.rank} compiled no graph")
         if rank.compile.recompiles_after_warmup:

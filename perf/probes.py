@@ -4,6 +4,8 @@ import resource
 import statistics
 import sys
 import time
+from types import TracebackType
+from typing import Self
 
 import torch
 from torch._dynamo.utils import counters
@@ -37,6 +39,31 @@ class StepClock:
             pairs = zip(self._device_marks, self._device_marks[1:], strict=False)
             return tuple(first.elapsed_time(second) / 1e3 for first, second in pairs)
         return tuple(second - first for first, second in zip(self._host_marks, self._host_marks[1:], strict=False))
+
+
+class IssueProbe:
+    """Times how long the host takes to issue a step to a GPU that has nothing to do.
+
+    The host runs ahead of a busy GPU by some thousand launches at most, so a step that is issued in much less than the
+    step time is bound by the GPU; one that is not may be bound by either.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._begun_s = 0.0
+        self.time_s: float | None = None
+
+    def __enter__(self) -> Self:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._begun_s = time.perf_counter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._device.type == "cuda":
+            self.time_s = time.perf_counter() - self._begun_s
 
 
 def wait(device: torch.device, seconds: float) -> None:

@@ -104,6 +104,8 @@ class RankRecord(Value, frozen=True, kw_only=True):
     compile: CompileState
     attention: tuple[str, ...] = ()
     """Attention kernels that the audit step was dispatched to, such as `flash_attention`."""
+    issue_time_s: float | None = None
+    """Time the host took to issue one step to an idle GPU; None on a CPU. Near the step time: bound by launches."""
 
 
 class RunRecord(Value, frozen=True, kw_only=True):
@@ -142,6 +144,12 @@ class RunRecord(Value, frozen=True, kw_only=True):
         """Global mean loss of every step: the sum of the ranks' shares, None where a share was not finite."""
         steps = zip(*(rank.losses for rank in self.ranks), strict=False)
         return tuple(None if None in shares else sum(s for s in shares if s is not None) for shares in steps)
+
+    @property
+    def issue_time_s(self) -> float | None:
+        """Of the slowest rank; None when a rank has none."""
+        times = [rank.issue_time_s for rank in self.ranks if rank.issue_time_s is not None]
+        return max(times) if times and len(times) == len(self.ranks) else None
 
     @property
     def start_up_s(self) -> float:

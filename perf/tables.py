@@ -117,26 +117,31 @@ def growth_table(frame: pd.DataFrame, cells: Sequence[Cell], verdicts: Mapping[s
 
 
 def memory_table(frame: pd.DataFrame, cells: Sequence[Cell]) -> Table:
-    """GPU cells: what tensors took, what the allocator held of the GPU, and how evenly the ranks share it."""
+    """GPU cells: what tensors took on each rank, what the allocator held, and what the driver counted and had left."""
     rows = []
     for cell in cells:
         own = frame[frame["cell"] == cell.id]
-        reserved = median(frame, cell, PEAK_RESERVED)
-        if cell.device_kind == "cpu" or own.empty or reserved is None:
+        if cell.device_kind == "cpu" or own.empty:
             continue
-        total = own["gpu_memory_gib"].max() * 2**30
-        least = own["least_allocated_bytes"].median()
+        used, left = own["driver_used_bytes"].max(), own["driver_left_bytes"].min()
         rows.append(
             (
                 cell.id,
-                spread_text(own, PEAK_ALLOCATED),
-                quantity(least, PEAK_ALLOCATED) if pd.notna(least) else ABSENT,
+                ", ".join(f"{ranks} GiB" for ranks in own["allocated_gib_per_rank"].unique()),
                 spread_text(own, PEAK_RESERVED),
-                f"{100 * reserved / total:.0f} %" if pd.notna(total) else ABSENT,
+                quantity(used, PEAK_RESERVED) if pd.notna(used) else ABSENT,
+                quantity(left, PEAK_RESERVED) if pd.notna(left) else ABSENT,
                 str(int(own["allocator_retries"].sum())),
             )
         )
-    header = ("cell", "allocated, fullest rank", "emptiest rank", "reserved, fullest rank", "reserved / GPU", "retries")
+    header = (
+        "cell",
+        "allocated, each rank",
+        "reserved, fullest rank",
+        "driver's, fullest GPU",
+        "left on it",
+        "retries",
+    )
     return Table(header=header, rows=tuple(rows))
 
 
@@ -262,11 +267,14 @@ def _run_row(run: RunRecord) -> dict[str, object]:
     }
     row |= {name: run_value(run, metric) for name, (metric, _) in METRICS.items()}
     allocated = [rank.memory.allocated_bytes for rank in run.ranks if rank.memory.allocated_bytes is not None]
+    told = [(gpu.used_bytes, gpu.total_bytes) for gpu in run.gpus if gpu.used_bytes and gpu.total_bytes]
     row |= {
         "outlier_steps": _or_none(lambda: stats.outlier_count(run.step_times_s)),
-        "least_allocated_bytes": min(allocated, default=None),
-        "gpu_memory_gib": environment.machine.memory_gib,
+        "allocated_gib_per_rank": " ".join(f"{peak / 2**30:.2f}" for peak in allocated),
+        "driver_used_bytes": max((used for used, _ in told), default=None),
+        "driver_left_bytes": min((total - used for used, total in told), default=None),
         "allocator_retries": sum(rank.memory.allocator_retries or 0 for rank in run.ranks),
+        "issue_time_s": run.issue_time_s,
         "start_up_s": _or_none(lambda: run.start_up_s),
         "warm_up_s": _or_none(lambda: run.warm_up_s),
         "measuring_s": _or_none(lambda: run.measuring_s),
@@ -277,9 +285,9 @@ def _run_row(run: RunRecord) -> dict[str, object]:
 
 _TEXT_COLUMNS = (
     *("cell", *_CELL_HEADER, "run", "started_at", "fault"),
-    *("machine", "host", "torch", "commit", "dirty"),
+    *("machine", "host", "torch", "commit", "dirty", "allocated_gib_per_rank"),
 )
 _NUMBER_COLUMNS = (
-    *("outlier_steps", "least_allocated_bytes", "gpu_memory_gib", "allocator_retries"),
-    *("start_up_s", "warm_up_s", "measuring_s", "wall_s"),
+    *("outlier_steps", "driver_used_bytes", "driver_left_bytes", "allocator_retries"),
+    *("issue_time_s", "start_up_s", "warm_up_s", "measuring_s", "wall_s"),
 )

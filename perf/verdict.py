@@ -24,7 +24,7 @@ from perf.measurement import (
     gaps,
     straggler,
 )
-from perf.record import Environment
+from perf.record import RunRecord
 from strategies.spec import Value
 
 MIB = 2**20
@@ -33,6 +33,8 @@ CPU_PRIOR_SD = 0.04
 is NOISY rather than red."""
 NINE_IN_TEN = 1.28
 """Normal quantile of 90 %."""
+HOST_SHARE = 0.9
+"""A host that takes this share of the step time to issue a step is named."""
 STRAGGLER_SHARE = 0.2
 """A rank this share of a step late at a collective is named."""
 
@@ -184,7 +186,7 @@ def _compare(measurement: Measurement, baseline: Baseline, rule: Rule) -> Verdic
         provisional=baseline.is_provisional,
         suspicious=suspicious,
         sensitivity=sensitivity,
-        environment_changes=environment_changes(baseline, measurement.runs[-1].environment),
+        environment_changes=environment_changes(baseline, measurement.runs[-1]),
         notes=_notes(measurement),
     )
 
@@ -244,14 +246,16 @@ def _compare_memory(
     )
 
 
-def environment_changes(baseline: Baseline, environment: Environment) -> tuple[str, ...]:
+def environment_changes(baseline: Baseline, run: RunRecord) -> tuple[str, ...]:
     """What differs between the newest night of the baseline and now, as `name old -> new`."""
-    origin = baseline.nights[-1].origin
+    night, environment = baseline.nights[-1], run.environment
+    origin, kernels = night.origin, sorted({kernel for rank in run.ranks for kernel in rank.attention})
     pairs: dict[str, tuple[object, object]] = {
         name: (getattr(origin.software, name), getattr(environment.software, name))
         for name in ("torch", "transformers", "python", "cuda", "nccl")
     }
     pairs |= {name: (getattr(origin, name), getattr(environment, name)) for name in ("host", "cpu")}
+    pairs["attention"] = (" ".join(night.attention), " ".join(kernels))
     for name in sorted(origin.variables.keys() | environment.variables.keys()):
         pairs[name] = (origin.variables.get(name, "unset"), environment.variables.get(name, "unset"))
     return tuple(f"{name} {old} -> {new}" for name, (old, new) in pairs.items() if old != new)
@@ -274,6 +278,9 @@ def _notes(measurement: Measurement) -> tuple[str, ...]:
     room = [gpu.total_bytes - gpu.used_bytes for gpu in measurement.runs[-1].gpus if gpu.used_bytes and gpu.total_bytes]
     if room:
         notes.append(f"{min(room) / 2**30:.1f} GiB left on the fullest GPU")
+    issue_time_s = measurement.runs[-1].issue_time_s
+    if issue_time_s and step_time_s and issue_time_s > HOST_SHARE * step_time_s:
+        notes.append(f"the host takes {issue_time_s * 1e3:.0f} ms to issue a step: it may be what limits it")
     breaks = max(rank.compile.graph_breaks for run in measurement.runs for rank in run.ranks)
     if breaks:
         notes.append(f"{breaks} graph breaks")

@@ -11,6 +11,7 @@ import math
 import os
 import sys
 import time
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from perf import jsonfile
 from perf.comms import Ledger
 from perf.fault import Planted
 from perf.job import Job
-from perf.probes import CompileProbe, StepClock, memory_peaks, reset_memory_peaks, wait
+from perf.probes import CompileProbe, IssueProbe, StepClock, memory_peaks, reset_memory_peaks, wait
 from perf.record import Marks, RankRecord
 from perf.server import RankContext
 from strategies.batch import Batch, synthetic_batch
@@ -111,8 +112,11 @@ class Run:
         warm_clock.mark()
         start_norm = self._first_step(sharded, batches[0], losses, warm_clock)
         self._mark()
+        issue_probe = IssueProbe(self._device)
         for step in range(1, plan.warmup_steps):
-            self._one_step(step, sharded, batches[step], losses, warm_clock)
+            # Not the last one: the step before the timed ones must be like them.
+            with issue_probe if step == plan.warmup_steps - 2 else nullcontext():
+                self._one_step(step, sharded, batches[step], losses, warm_clock)
         warmup_times_s = warm_clock.intervals_s()
         compile_probe.warm()
         self._mark()
@@ -147,6 +151,7 @@ class Run:
             arrivals_s=tuple(ledger.arrivals_s),
             compile=compiled,
             attention=tuple(sorted(ledger.attention)),
+            issue_time_s=issue_probe.time_s,
         )
 
     def _first_step(self, sharded: Sharded, batch: list[Batch], losses: list[Tensor], clock: StepClock) -> Tensor:

@@ -6,6 +6,7 @@ import msgspec
 
 from perf.baseline import Baseline, BaselineRun, Invariants, Night, Origin
 from perf.cell import Cell, SamplingPlan
+from perf.gpus import GpuUse
 from perf.hardware import Machine
 from perf.measurement import Measurement, ledgers, measure
 from perf.record import CompileState, Environment, LedgerEntry, Marks, MemoryPeaks, RankRecord, RunRecord, Software
@@ -47,6 +48,22 @@ def environment(machine: Machine = CPU, **changes: object) -> Environment:
     return msgspec.structs.replace(whole, **changes)
 
 
+def gpu_use(uuid: str, *, used_bytes: int) -> GpuUse:
+    """An undisturbed GPU of 140 GiB over one run."""
+    return GpuUse(
+        uuid=uuid,
+        sm_clock_mhz=(1980, 1980),
+        memory_clock_mhz=3201,
+        temperature_c=50,
+        power_w=650,
+        throttled=(),
+        power_capped=False,
+        used_bytes=used_bytes,
+        total_bytes=140 * 2**30,
+        foreign_pids=(),
+    )
+
+
 def rank_record(of: Cell, rank: int, step_times_s: tuple[float, ...], *, allocated_bytes: int | None) -> RankRecord:
     """One rank's share of a right run of `of`: the loss starts where a fresh model starts, and falls."""
     num_steps = PLAN.warmup_steps + len(step_times_s)
@@ -76,6 +93,7 @@ def rank_record(of: Cell, rank: int, step_times_s: tuple[float, ...], *, allocat
         ledger=(LedgerEntry(op="all_reduce", axis="dp", dtype="float32", count=1, bytes=1_117_440),),
         arrivals_s=(100.0,),
         compile=CompileState(graphs=graphs, graph_breaks=0, recompiles_after_warmup=0),
+        attention=("flash_attention",),
     )
 
 
@@ -158,6 +176,7 @@ def baseline(
         nights=tuple(
             Night(
                 origin=origin(f"2026-11-{20 + number:02d}T02-00-00"),
+                attention=("flash_attention",),
                 runs=tuple(
                     BaselineRun(
                         step_times_s=(seconds,) * PLAN.timed_steps,

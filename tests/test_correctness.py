@@ -120,6 +120,21 @@ def test_compile_cell_that_did_not_run_compiled_is_wrong(state, errors):
     assert all(text.startswith(error) for text, error in zip(found, errors, strict=True))
 
 
+def test_cell_without_a_fused_attention_kernel_is_wrong():
+    assert intrinsic_errors(with_rank(1, attention=())) == [
+        "run 0: mode not in effect: rank 1 met no fused attention kernel"
+    ]
+
+
+def test_more_graph_breaks_than_recorded_are_a_difference_and_fewer_are_none():
+    of = CELLS[2]
+    state = CompileState(graphs=3, graph_breaks=2, recompiles_after_warmup=0)
+    broken = with_rank(1, of=of, compile=state)
+    assert differences(broken, invariants(of)) == ["run 0: mode not in effect: graph breaks 0 -> 2"]
+    assert differences(broken, msgspec.structs.replace(invariants(of), graph_breaks=2)) == []
+    assert differences(of_run(run_record(of)), msgspec.structs.replace(invariants(of), graph_breaks=2)) == []
+
+
 def test_eager_cell_needs_no_graph():
     state = CompileState(graphs=0, graph_breaks=0, recompiles_after_warmup=2)
     assert intrinsic_errors(with_rank(compile=state)) == []

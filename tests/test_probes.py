@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from perf import probes as room
-from perf.probes import CompileProbe, StepClock, compiling_s, memory_peaks, reset_memory_peaks
+from perf.probes import CompileProbe, IssueProbe, StepClock, compiling_s, memory_peaks, reset_memory_peaks
 from tests.equivalence import CPU
 
 GPU = torch.device("cuda", 0)
@@ -54,6 +54,23 @@ def compiler():
     yield
     torch._dynamo.reset()
     room.counters.clear()
+
+
+def test_issue_time_is_the_hosts_alone_and_begins_with_an_idle_gpu(monkeypatch):
+    order = []
+    readings = iter([5.0, 5.25])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: order.append("idle"))
+    monkeypatch.setattr(room, "time", SimpleNamespace(perf_counter=lambda: order.append("read") or next(readings)))
+    with (probe := IssueProbe(GPU)):
+        order.append("step")
+    assert order == ["idle", "read", "step", "read"]
+    assert probe.time_s == 0.25
+
+
+def test_issue_time_of_a_cpu_is_unknown():
+    with (probe := IssueProbe(CPU)):
+        pass
+    assert probe.time_s is None
 
 
 @pytest.mark.parametrize(

@@ -199,15 +199,17 @@ def test_damaged_runs_do_not_stop_the_report(results):
     assert "nan" not in text
 
 
-def test_gpu_memory_is_shown_as_a_share_of_the_gpu(tmp_path):
+def test_gpu_memory_is_shown_rank_by_rank_with_what_the_driver_counts(tmp_path):
     of = factory.cell(size="0.6b", link=LinkProfile.NATIVE)
     found = Results(tmp_path / "run")
     found.write_manifest(manifest(of))
     env = factory.environment(factory.H200X2)
     measured = factory.measurement(of, allocated_bytes=(69 * 2**30,) * 3, env=env)
-    judged(found, measured, None)
+    fuller = tuple(factory.gpu_use(uuid, used_bytes=used * 2**30) for uuid, used in (("GPU-a", 72), ("GPU-b", 75)))
+    runs = tuple(msgspec.structs.replace(run, gpus=fuller) for run in measured.runs)
+    judged(found, msgspec.structs.replace(measured, runs=runs), None)
     text = text_of(found)
-    assert "| 69.00 GiB [69.00, 69.00] | 69.00 GiB | 70.00 GiB [70.00, 70.00] | 50 % | 0 |" in text
+    assert "| 69.00 69.00 GiB | 70.00 GiB [70.00, 70.00] | 75.00 GiB | 65.00 GiB | 0 |" in text
     assert "2x-nvidia-h200-140gib-700w: NVIDIA H200, 2 used, 140 GiB each, power limit 700 W" in text
     assert "Cells on gloo" not in text
 

@@ -227,6 +227,18 @@ def test_reserved_memory_has_a_wider_tolerance_of_its_own():
     assert "6 allocator retries" in verdict.notes
 
 
+def test_other_attention_kernel_than_the_baselines_is_told():
+    verdict = judge(changed(attention=("cudnn_attention",)), baseline(nights=NIGHTS), invariants(), RULE)
+    assert verdict.outcome is Outcome.PASS
+    assert verdict.environment_changes == ("attention flash_attention -> cudnn_attention",)
+
+
+@pytest.mark.parametrize(("issue_time_s", "is_told"), [(0.091, True), (0.089, False), (None, False)])
+def test_host_that_hardly_issues_the_step_in_time_is_told(issue_time_s, is_told):
+    verdict = judge(changed(issue_time_s=issue_time_s), baseline(nights=NIGHTS), invariants(), RULE)
+    assert any("the host takes 91 ms to issue a step" in note for note in verdict.notes) is is_told
+
+
 def test_resident_memory_is_shown_and_not_gated():
     memory = msgspec.structs.replace(run_record().ranks[0].memory, resident_bytes=40 * GIB)
     verdict = judge(changed(memory=memory), baseline(nights=NIGHTS), invariants(), RULE)

@@ -97,10 +97,15 @@ class Baseline(Sealed, frozen=True, kw_only=True):
     def is_provisional(self) -> bool:
         return len(self.nights) < LEAST_NIGHTS or len(self.runs) < LEAST_RUNS
 
+    def values(self, field: str) -> list[int]:
+        """A memory field of all runs; empty when it was not measured."""
+        values = [getattr(run, field) for run in self.runs]
+        return [] if None in values else values
+
     def median(self, field: str) -> float | None:
         """Median over all runs of a memory field, or None when it was not measured."""
-        values = [getattr(run, field) for run in self.runs]
-        return None if None in values else statistics.median(values)
+        values = self.values(field)
+        return statistics.median(values) if values else None
 
 
 class Invariants(Sealed, frozen=True, kw_only=True):

@@ -29,52 +29,65 @@ def intrinsic_errors(measurement: Measurement) -> list[str]:
 
     Looks at what is there: what is missing is `gaps`' to say.
     """
-    cell, errors = measurement.cell, []
+    cell = measurement.cell
+    errors: list[tuple[int, str]] = []
     for run in measurement.runs:
-        where = f"run {run.index}"
         if len(run.ranks) != cell.world_size or len({len(rank.losses) for rank in run.ranks}) > 1:
             continue  # a rank or its losses are missing: a sum over the ranks would mean nothing
         if None in run.losses:
-            errors.append(f"{where}: the loss is not finite from step {run.losses.index(None)} on")
+            errors.append((run.index, f"the loss is not finite from step {run.losses.index(None)} on"))
             continue
-        errors += [f"{where}: {error}" for error in _gradient_norm_errors(run)]
+        found = _gradient_norm_errors(run)
         if measurement.plan.checkpoint is None:
-            errors += [f"{where}: {error}" for error in _start_loss_errors(run)]
+            found += _start_loss_errors(run)
         num_parameters = sum(rank.num_parameters for rank in run.ranks)
         if num_parameters != cell.shape.num_parameters:
-            errors.append(
-                f"{where}: the ranks hold {num_parameters:,} parameters together, "
-                f"the model has {cell.shape.num_parameters:,}"
+            found.append(
+                f"the ranks hold {num_parameters:,} parameters together, the model has {cell.shape.num_parameters:,}"
             )
         tokens = sum(rank.tokens_per_step for rank in run.ranks)
         if tokens != cell.workload.tokens_per_step:
-            errors.append(
-                f"{where}: {tokens:,} tokens a step, the workload has {cell.workload.sequences} x "
+            found.append(
+                f"{tokens:,} tokens a step, the workload has {cell.workload.sequences} x "
                 f"{cell.workload.sequence_length} = {cell.workload.tokens_per_step:,}"
             )
-        errors += [f"{where}: {error}" for error in _mode_errors(run)]
-    return errors
+        errors += [(run.index, error) for error in found + _mode_errors(run)]
+    return _said_once(errors, measurement)
 
 
 def differences(measurement: Measurement, invariants: Invariants) -> list[str]:
     """Where the measurement departs from the recorded invariants of its cell and recipe."""
     band = BANDS[measurement.cell.workload.compute_dtype]
-    found = []
+    found: list[tuple[int, str]] = []
     for run in measurement.runs:
-        where = f"run {run.index}"
+        errors = []
         breaks = max(rank.compile.graph_breaks for rank in run.ranks)
         if breaks > invariants.graph_breaks:
-            found.append(f"{where}: mode not in effect: graph breaks {invariants.graph_breaks} -> {breaks}")
+            errors.append(f"mode not in effect: graph breaks {invariants.graph_breaks} -> {breaks}")
         losses = [loss for loss in run.losses if loss is not None]
-        found += [f"{where}: {error}" for error in _loss_differences(losses, invariants, band)]
+        errors += _loss_differences(losses, invariants, band)
         for name in ("start_gradient_norm", "end_gradient_norm"):
             old, allowed = getattr(invariants, name), getattr(band, name)
             off = [norm for rank in run.ranks if not _close(norm := getattr(rank, name), old, allowed)]
             if off:
                 new = "none" if off[0] is None else f"{off[0]:.6g}"
-                found.append(f"{where}: {name.replace('_', ' ')} {old:.6g} -> {new} (band {allowed:g})")
-        found += [f"{where}: {error}" for error in _ledger_differences(run, invariants)]
-    return found
+                errors.append(f"{name.replace('_', ' ')} {old:.6g} -> {new} (band {allowed:g})")
+        found += [(run.index, error) for error in errors + _ledger_differences(run, invariants)]
+    return _said_once(found, measurement)
+
+
+def _said_once(errors: list[tuple[int, str]], measurement: Measurement) -> list[str]:
+    """`run 1: ...`, `every run: ...`: an error that several runs share stands once."""
+    runs: dict[str, list[str]] = {}
+    for index, error in errors:
+        runs.setdefault(error, []).append(str(index))
+    several = len(measurement.runs) > 1
+    return [
+        f"every run: {error}"
+        if several and len(indices) == len(measurement.runs)
+        else f"run{'s' * (len(indices) > 1)} {', '.join(indices)}: {error}"
+        for error, indices in runs.items()
+    ]
 
 
 def _gradient_norm_errors(run: RunRecord) -> list[str]:
@@ -121,12 +134,12 @@ def _loss_differences(losses: list[float], invariants: Invariants, band: Band) -
 
 def _ledger_differences(run: RunRecord, invariants: Invariants) -> list[str]:
     recorded = {rank: ledger.entries for ledger in invariants.ledger for rank in ledger.ranks}
-    return [
-        f"collectives of rank {rank}: {_entry_differences(recorded.get(rank, ()), ledger.entries)}"
-        for ledger in ledgers(run)
-        for rank in ledger.ranks
-        if recorded.get(rank) != ledger.entries
-    ]
+    ranks: dict[str, list[str]] = {}
+    for ledger in ledgers(run):
+        for rank in ledger.ranks:
+            if recorded.get(rank) != ledger.entries:
+                ranks.setdefault(_entry_differences(recorded.get(rank, ()), ledger.entries), []).append(str(rank))
+    return [f"collectives of rank{'s' * (len(of) > 1)} {', '.join(of)}: {text}" for text, of in ranks.items()]
 
 
 def _entry_differences(old: tuple[LedgerEntry, ...], new: tuple[LedgerEntry, ...]) -> str:

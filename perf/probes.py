@@ -66,12 +66,45 @@ class IssueProbe:
             self.time_s = time.perf_counter() - self._begun_s
 
 
-def wait(device: torch.device, seconds: float) -> None:
-    """Lengthens a step by so much: on a GPU its stream idles, the host goes on."""
-    if device.type == "cuda":
-        torch.cuda._sleep(int(seconds * 1e6 * torch.cuda.clock_rate(device)))
-    else:
-        time.sleep(seconds)
+class ExtraWork:
+    """Work that makes a step so many seconds longer.
+
+    On a GPU these are matrix products: one at its power limit that only idled would gain clock for the rest of the step
+    (of 5 % idle time, 4 % were left of a compiled step on an H200). A CPU sleeps.
+    """
+
+    SIDE = 4096
+
+    def __init__(self, device: torch.device, seconds: float) -> None:
+        self._device = device
+        self._seconds = seconds
+        self._num_products = 0
+        if device.type == "cuda" and seconds:
+            self._num_products = round(seconds / self._product_s())
+
+    def do(self) -> None:
+        if self._device.type == "cuda":
+            self._multiply(self._num_products)
+        elif self._seconds:
+            time.sleep(self._seconds)
+
+    def _multiply(self, num_products: int) -> None:
+        if not num_products:
+            return
+        # Made anew each time, after a step has freed its gradients: held, it would add to the peak.
+        factor = torch.randn(self.SIDE, self.SIDE, device=self._device, dtype=torch.bfloat16)
+        product = torch.empty_like(factor)
+        for _ in range(num_products):
+            torch.mm(factor, factor, out=product)
+
+    def _product_s(self) -> float:
+        """Time of one product."""
+        num_products, clock = 50, StepClock(self._device)
+        self._multiply(num_products)
+        clock.mark()
+        self._multiply(num_products)
+        clock.mark()
+        return clock.intervals_s()[0] / num_products
 
 
 def reset_memory_peaks(device: torch.device) -> None:

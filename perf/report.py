@@ -12,7 +12,7 @@ import jinja2
 import msgspec
 import pandas as pd
 
-from perf import reading, tables
+from perf import conditions, reading, tables
 from perf.bars import CHARTS
 from perf.cell import Cell, SamplingPlan
 from perf.charts import write_charts
@@ -62,7 +62,7 @@ def write_report(results: Results) -> list[Path]:
     frame = tables.runs_frame(measurements)
     verdicts = _verdicts(results, manifest.cells, frame)
     charts = write_charts(measurements, folder)
-    shown_folder = f"results/{folder.resolve().name}"
+    shown_folder = _shown(folder.resolve())
     page = {
         "manifest": manifest,
         "headline": reading.headline(verdicts.values()),
@@ -74,7 +74,9 @@ def write_report(results: Results) -> list[Path]:
         "cells": tables.cells_table(frame, manifest.cells, verdicts),
         "ratios": tables.ratios_table(frame, manifest.cells, verdicts),
         "growth": tables.growth_table(frame, manifest.cells, verdicts),
-        "memory": tables.memory_table(frame, manifest.cells),
+        "memory": conditions.memory_table(frame, manifest.cells),
+        "modes": conditions.mode_table(measurements),
+        "states": conditions.state_table(measurements),
         "time": tables.time_table(frame, manifest.cells),
         "settings": tables.settings_table(manifest.cells),
         "published": [(table, published_rows(table)) for table in _published(measurements)],
@@ -140,6 +142,11 @@ def environment_table(measurements: Sequence[Measurement]) -> tables.Table:
     values = reading.environment_values([run for measurement in measurements for run in measurement.runs])
     rows = tuple((name, value) for name, found in values.items() for value in found)
     return tables.Table(header=("what", "value"), rows=rows, first_number=2)
+
+
+def _shown(folder: Path) -> str:
+    """As a reader of the repository finds it; the same wherever the checkout lies."""
+    return str(folder.relative_to(ROOT)) if folder.is_relative_to(ROOT) else f"results/{folder.name}"
 
 
 def _published(measurements: Sequence[Measurement]) -> list[PublishedTable]:

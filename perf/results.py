@@ -5,6 +5,7 @@ runs/<cell id>/<index>.json
 verdicts/<cell id>.json
 """
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar
@@ -44,6 +45,42 @@ def unused_folder(root: Path) -> Path:
     run_id = new_run_id()
     names = (run_id, *(f"{run_id}-{number}" for number in range(2, 1000)))
     return next(root / name for name in names if not (root / name).exists())
+
+
+def gather(parts: Sequence["Results"], into: Path) -> "Results":
+    """Copies several test runs of one plan, such as a matrix measured piece by piece, into one new folder.
+
+    Raises:
+        ValueError: they were made by different plans, a cell was measured in two of them, or `into` is in use.
+    """
+    if into.exists() and any(into.iterdir()):
+        raise ValueError(f"{into} is not empty; name a new folder")
+    manifests = [part.manifest() for part in parts]
+    if other := [manifest for manifest in manifests if manifest.plan != manifests[0].plan]:
+        raise ValueError(f"{other[0].run_id} was measured with {other[0].plan}, {manifests[0].run_id} with another")
+    measured: dict[str, Path] = {}
+    gathered = Results(into)
+    for part, manifest in zip(parts, manifests, strict=True):
+        for cell in manifest.cells:
+            runs = part.runs(cell.id)
+            if runs and cell.id in measured:
+                raise ValueError(f"{cell.id} was measured in {measured[cell.id]} and in {part.folder}; leave one out")
+            for run in runs:
+                measured[cell.id] = part.folder
+                gathered.write_run(run)
+        for verdict in part.verdicts():
+            if measured.get(verdict.cell_id, part.folder) == part.folder:
+                gathered.write_verdict(verdict)
+    matrices = {manifest.matrix: None for manifest in manifests}
+    whole = Manifest(
+        run_id=into.resolve().name,
+        started_at=min(manifest.started_at for manifest in manifests),
+        matrix=", ".join(matrices),
+        plan=manifests[0].plan,
+        cells=tuple({cell.id: cell for manifest in manifests for cell in manifest.cells}.values()),
+    )
+    gathered.write_manifest(whole)
+    return gathered
 
 
 class Results:

@@ -11,7 +11,6 @@ from perf.fault import Fault
 from perf.measurement import (
     METRICS,
     PEAK_ALLOCATED,
-    PEAK_RESERVED,
     PEAK_RESIDENT,
     STEP_TIME,
     THROUGHPUT,
@@ -114,35 +113,6 @@ def growth_table(frame: pd.DataFrame, cells: Sequence[Cell], verdicts: Mapping[s
         texts = (quantity(times[size], STEP_TIME) if size in times else ABSENT for size in used)
         rows.append((name, *texts, _ratio(present[-1], present[0])))
     return Table(header=("variant", *used, "largest / smallest"), rows=tuple(rows))
-
-
-def memory_table(frame: pd.DataFrame, cells: Sequence[Cell]) -> Table:
-    """GPU cells: what tensors took on each rank, what the allocator held, and what the driver counted and had left."""
-    rows = []
-    for cell in cells:
-        own = frame[frame["cell"] == cell.id]
-        if cell.device_kind == "cpu" or own.empty:
-            continue
-        used, left = own["driver_used_bytes"].max(), own["driver_left_bytes"].min()
-        rows.append(
-            (
-                cell.id,
-                ", ".join(f"{ranks} GiB" for ranks in own["allocated_gib_per_rank"].unique()),
-                spread_text(own, PEAK_RESERVED),
-                quantity(used, PEAK_RESERVED) if pd.notna(used) else ABSENT,
-                quantity(left, PEAK_RESERVED) if pd.notna(left) else ABSENT,
-                str(int(own["allocator_retries"].sum())),
-            )
-        )
-    header = (
-        "cell",
-        "allocated, each rank",
-        "reserved, fullest rank",
-        "driver's, fullest GPU",
-        "left on it",
-        "retries",
-    )
-    return Table(header=header, rows=tuple(rows))
 
 
 def time_table(frame: pd.DataFrame, cells: Sequence[Cell]) -> Table:

@@ -25,7 +25,7 @@ from perf import jsonfile
 from perf.comms import Ledger
 from perf.fault import Planted
 from perf.job import Job
-from perf.probes import CompileProbe, IssueProbe, StepClock, memory_peaks, reset_memory_peaks, wait
+from perf.probes import CompileProbe, ExtraWork, IssueProbe, StepClock, memory_peaks, reset_memory_peaks
 from perf.record import Marks, RankRecord
 from perf.server import RankContext
 from strategies.batch import Batch, synthetic_batch
@@ -118,6 +118,7 @@ class Run:
             with issue_probe if step == plan.warmup_steps - 2 else nullcontext():
                 self._one_step(step, sharded, batches[step], losses, warm_clock)
         warmup_times_s = warm_clock.intervals_s()
+        extra_work = ExtraWork(self._device, self._planted.extra_s(warmup_times_s[-1]))
         compile_probe.warm()
         self._mark()
         clock = StepClock(self._device)
@@ -126,9 +127,8 @@ class Run:
         gc.disable()  # a collection in the middle of a step is noise of the interpreter, not of the strategy
         dist.barrier()
         clock.mark()
-        extra_s = self._planted.extra_s(warmup_times_s[-1])
         for step in range(plan.warmup_steps, plan.warmup_steps + self._planted.timed_steps(plan.timed_steps)):
-            self._one_step(step, sharded, batches[step], losses, clock, extra_s=extra_s)
+            self._one_step(step, sharded, batches[step], losses, clock, extra_work=extra_work)
         step_times_s = clock.intervals_s()
         memory, compiled = memory_peaks(self._device), compile_probe.state()
         self._mark()
@@ -172,12 +172,12 @@ class Run:
         losses: list[Tensor],
         clock: StepClock,
         *,
-        extra_s: float = 0.0,
+        extra_work: ExtraWork | None = None,
     ) -> None:
         self._planted.in_step(step, sharded)
         losses.append(train_step(sharded, batch))
-        if extra_s:
-            wait(self._device, extra_s)
+        if extra_work is not None:
+            extra_work.do()
         clock.mark()
         self._context.report(f"step {step}", step=step)
 

@@ -154,10 +154,12 @@ def test_what_is_missing_is_not_called_wrong(incomplete):
     assert intrinsic_errors(incomplete) == []
 
 
-def test_every_error_of_every_run_is_said():
-    runs = [change_ranks(run_record(index=index), num_parameters=1, tokens_per_step=1) for index in range(3)]
+def test_every_error_of_every_run_is_said_and_a_shared_one_once():
+    runs = [change_ranks(run_record(index=index), tokens_per_step=1) for index in range(3)]
+    runs[1:] = [change_ranks(run, num_parameters=1) for run in runs[1:]]
+    runs[2] = change_ranks(runs[2], start_gradient_norm=0.0)
     errors = intrinsic_errors(measure(cell(), PLAN, runs))
-    assert [error[:6] for error in errors] == ["run 0:"] * 2 + ["run 1:"] * 2 + ["run 2:"] * 2
+    assert [error.partition(": ")[0] for error in errors] == ["every run", "runs 1, 2", "run 2"]
 
 
 @pytest.mark.parametrize("step", [0, 14])

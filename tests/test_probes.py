@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from perf import probes as room
-from perf.probes import CompileProbe, IssueProbe, StepClock, compiling_s, memory_peaks, reset_memory_peaks
+from perf.probes import CompileProbe, ExtraWork, IssueProbe, StepClock, compiling_s, memory_peaks, reset_memory_peaks
 from tests.equivalence import CPU
 
 GPU = torch.device("cuda", 0)
@@ -87,10 +87,10 @@ def test_intervals_are_the_times_between_successive_marks(monkeypatch, marks, in
     assert clock.intervals_s() == intervals
 
 
-def test_wait_on_a_cpu_takes_its_seconds():
+def test_extra_work_on_a_cpu_takes_its_seconds():
     clock = StepClock(CPU)
     clock.mark()
-    room.wait(CPU, 0.05)
+    ExtraWork(CPU, 0.05).do()
     clock.mark()
     assert 0.05 <= clock.intervals_s()[0] < 0.5
 

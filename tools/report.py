@@ -1,4 +1,7 @@
-"""`python -m tools.report results/<run id> [...]`: builds the report and charts of test runs from their records."""
+"""`python -m tools.report results/<run id> [...]`: builds the report and charts of test runs from their records.
+
+One report for each test run, or with `--into FOLDER` one over all of them, in a new folder with copies of the records.
+"""
 
 import argparse
 import sys
@@ -6,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from perf.report import write_report
-from perf.results import Results
+from perf.results import Results, gather
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -16,14 +19,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Builds the report and the charts of test runs.",
     )
     parser.add_argument("folders", nargs="+", type=Path, metavar="results/RUN", help="folder of a test run")
-    for folder in parser.parse_args(arguments).folders:
-        try:
-            paths = write_report(Results.open(folder))
-        except (ValueError, OSError) as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
-        for path in paths:
-            print(path)
+    parser.add_argument("--into", type=Path, metavar="FOLDER", help="gather the test runs there, for one report")
+    options = parser.parse_args(arguments)
+    try:
+        found = [Results.open(folder) for folder in options.folders]
+        for results in [gather(found, options.into)] if options.into else found:
+            print(*write_report(results), sep="\n")
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     return 0
 
 

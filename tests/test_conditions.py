@@ -1,0 +1,45 @@
+"""Room perf/conditions.py: what was in effect while a cell ran, as the report's tables say it."""
+
+import msgspec
+
+from perf.conditions import mode_table, state_table
+from perf.measurement import measure
+from perf.record import CompileState
+from strategies.spec import LinkProfile, Mode
+from tests.factory import PLAN, cell, change_ranks, gpu_use, measurement, run_record
+
+ON_GPUS = cell(size="0.6b", mode=Mode.COMPILE, link=LinkProfile.NATIVE)
+
+
+def test_mode_table_tells_what_ranks_and_runs_have_in_common_and_where_they_differ():
+    state = CompileState(graphs=4, graph_breaks=1, recompiles_after_warmup=0)
+    runs = [run_record(ON_GPUS), change_ranks(run_record(ON_GPUS, index=1), 1, compile=state, issue_time_s=0.07)]
+    ((name, *told),) = mode_table([measure(ON_GPUS, PLAN, runs)]).rows
+    assert name == ON_GPUS.id
+    assert told == ["flash_attention", "1-4", "0-1", "0", "-", "100.0 ms"]
+    runs[0] = change_ranks(runs[0], issue_time_s=0.09, attention=("cudnn_attention",))
+    ((_, attention, *_, issued, _),) = mode_table([measure(ON_GPUS, PLAN, runs)]).rows
+    assert (attention, issued) == ("cudnn_attention flash_attention", "90.0 ms")
+
+
+def test_state_table_is_over_all_gpus_and_runs_and_says_unknown_where_the_driver_was_silent():
+    cool = msgspec.structs.replace(gpu_use("GPU-a", used_bytes=1), sm_clock_mhz=(1350, 1980), power_capped=True)
+    hot = msgspec.structs.replace(gpu_use("GPU-b", used_bytes=1), temperature_c=70, throttled=("hardware slowdown",))
+    of = measurement(ON_GPUS)
+    whole = msgspec.structs.replace(of, runs=tuple(msgspec.structs.replace(run, gpus=(cool, hot)) for run in of.runs))
+    ((_, *told),) = state_table([whole]).rows
+    assert told == ["1350-1980 MHz", "3201 MHz", "50-70 C", "650 W", "3 of 6", "hardware slowdown", "0"]
+    silent = msgspec.structs.replace(
+        cool,
+        sm_clock_mhz=None,
+        memory_clock_mhz=None,
+        temperature_c=None,
+        power_w=None,
+        power_capped=None,
+        foreign_pids=None,
+    )
+    ((_, *told),) = state_table(
+        [msgspec.structs.replace(of, runs=(msgspec.structs.replace(of.runs[0], gpus=(silent,)),))]
+    ).rows
+    assert told == ["unknown"] * 5 + ["none", "unknown"]
+    assert state_table([of]).rows == ()

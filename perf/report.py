@@ -105,6 +105,8 @@ def findings(verdicts: Iterable[Verdict], run_folder: str, planted: Set[str]) ->
             remarks.append(f"{verdict.num_runs} runs against {verdict.num_baseline_runs} of the baseline")
         remarks += verdict.notes
         remarks += [f"changed since the baseline: {change}" for change in verdict.environment_changes]
+        if verdict.outcome is Outcome.NO_BASELINE:
+            remarks = []  # there is nothing to explain, and the table above has the notes
         acceptable = verdict.outcome is Outcome.REGRESSED and verdict.cell_id not in planted
         finding = Finding(
             outcome=verdict.outcome,

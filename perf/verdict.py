@@ -33,7 +33,7 @@ CPU_PRIOR_SD = 0.04
 is NOISY rather than red."""
 NINE_IN_TEN = 1.28
 """Normal quantile of 90 %."""
-HOST_SHARE = 0.9
+HOST_SHARE = 0.97
 """A host that takes this share of the step time to issue a step is named."""
 STRAGGLER_SHARE = 0.2
 """A rank this share of a step late at a collective is named."""

@@ -5,7 +5,7 @@ from perf.correctness import differences, intrinsic_errors
 from perf.measurement import PEAK_ALLOCATED, PEAK_RESERVED, PEAK_RESIDENT, Measurement, disturbances, gaps, ledgers
 from perf.record import RunRecord
 from perf.verdict import Outcome, Rule, judge
-from strategies.spec import Value
+from strategies.value import Value
 
 
 class Consent(Value, frozen=True, kw_only=True):

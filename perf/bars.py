@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from perf.cell import Cell
 from perf.measurement import METRICS, PEAK_ALLOCATED, PEAK_RESIDENT, STEP_TIME, THROUGHPUT, Measurement, Metric
 from perf.record import RunRecord
-from strategies.spec import SIZES, LinkProfile, Mode, StrategyName, Value
+from strategies.shapes import SIZES
+from strategies.spec import LinkProfile, Mode, StrategyName
+from strategies.value import Value
 
 
 class Chart(Value, frozen=True, kw_only=True):
@@ -75,8 +77,8 @@ class Panel(Value, frozen=True, kw_only=True):
     @property
     def groups(self) -> tuple[tuple[Bar, ...], ...]:
         """The bars of each strategy."""
-        names = dict.fromkeys(bar.cell.strategy for bar in self.bars)
-        return tuple(tuple(bar for bar in self.bars if bar.cell.strategy is name) for name in names)
+        names = dict.fromkeys(bar.cell.variant for bar in self.bars)
+        return tuple(tuple(bar for bar in self.bars if bar.cell.variant == name) for name in names)
 
     @property
     def title(self) -> str:
@@ -122,7 +124,7 @@ def panels(drawn: Iterable[Bar]) -> tuple[Panel, ...]:
             size=size,
             device_kind=device_kind,
             metric=found[0].metric,
-            bars=tuple(sorted(found, key=lambda bar: (list(StrategyName).index(bar.cell.strategy), _rank(bar.cell)))),
+            bars=tuple(sorted(found, key=lambda bar: (*_group(bar.cell), _rank(bar.cell)))),
         )
         for (_, size, device_kind), found in sorted(by_panel.items())
     )
@@ -163,6 +165,11 @@ def number(value: float) -> str:
         return f"{value:,.0f}"
     exponent = int(f"{value:.2e}".partition("e")[2])  # of the rounded value: 99.96 is 100, not 100.0
     return f"{value:.{max(0, 2 - exponent)}f}"
+
+
+def _group(cell: Cell) -> tuple[int, str]:
+    """Order of the groups of a panel: that of the strategies, then their variants."""
+    return list(StrategyName).index(cell.strategy), cell.variant
 
 
 def _rank(cell: Cell) -> tuple[int, int, int]:

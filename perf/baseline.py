@@ -17,7 +17,7 @@ from perf.cell import Cell, Recipe
 from perf.hardware import Machine
 from perf.measurement import RankLedger
 from perf.record import Software
-from strategies.spec import Value
+from strategies.value import Value
 
 INVARIANTS = "invariants"
 LEAST_NIGHTS, LEAST_RUNS = 3, 9

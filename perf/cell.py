@@ -1,8 +1,11 @@
 """A cell: one point of the matrix, and how often it is sampled."""
 
+import re
 from pathlib import Path
 
-from strategies.spec import SIZES, Layout, LinkProfile, Mode, ModelShape, StrategyName, Value, Workload
+from strategies.shapes import SIZES, ModelShape
+from strategies.spec import AXES, Layout, LinkProfile, Mode, Options, StrategyName, Workload
+from strategies.value import Value
 
 
 class SamplingPlan(Value, frozen=True, kw_only=True):
@@ -28,6 +31,8 @@ class Recipe(Value, frozen=True, kw_only=True):
     timed_steps: int
     weights: str
     """`seeded`, or the name of a checkpoint's folder."""
+    options: Options = Options()
+    variables: tuple[tuple[str, str], ...] = ()
 
     def differences(self, other: "Recipe") -> list[str]:
         """Each differing field as `name: self -> other`."""
@@ -44,15 +49,42 @@ class Cell(Value, frozen=True, kw_only=True):
     world_size: int
     link: LinkProfile
     workload: Workload
+    options: Options = Options()
+    degrees: tuple[int, ...] = ()
+    """Ranks along each axis of a strategy that has several, outermost first; (): as even as they come."""
+    variables: tuple[tuple[str, str], ...] = ()
+    """Environment variables of its ranks, such as NCCL's, with their values."""
+    label: str = ""
+    """Ends the cell's name; needed where two cells differ in their workload or variables alone."""
 
     def __post_init__(self) -> None:
         if self.size not in SIZES:
             raise ValueError(f"unknown size {self.size!r}; known: {', '.join(SIZES)}")
+        if self.variables and not self.label:
+            names = ", ".join(name for name, _ in self.variables)
+            raise ValueError(f"a cell with variables ({names}) needs a label that names it")
+        if not re.fullmatch(r"[a-z0-9_.+]*", self.label):
+            raise ValueError(f"label {self.label!r}: only small letters, digits and _ . + are allowed in a cell's name")
 
     @property
     def id(self) -> str:
         """The cell's name on every machine; also its file name without suffix."""
-        return f"{self.strategy}-{self.size}-{self.mode}-w{self.world_size}-{self.link}"
+        ranks = self._degrees or str(self.world_size)
+        return "-".join([self.strategy, self.size, self.mode, f"w{ranks}", self.link, *self._labels])
+
+    @property
+    def variant(self) -> str:
+        """The strategy with all that tells it from others of its name, for people: `hsdp 2x2 ac`."""
+        return " ".join(part for part in (self.strategy.value, self._degrees, *self._labels) if part)
+
+    @property
+    def _degrees(self) -> str:
+        """Of a strategy that cuts along several axes."""
+        return "x".join(map(str, self.layout.axes.values())) if len(AXES[self.strategy]) > 1 else ""
+
+    @property
+    def _labels(self) -> list[str]:
+        return [label for label in (self.options.label, self.label) if label]
 
     @property
     def device_kind(self) -> str:
@@ -65,7 +97,16 @@ class Cell(Value, frozen=True, kw_only=True):
 
     @property
     def layout(self) -> Layout:
-        return Layout(strategy=self.strategy, shape=self.shape, world_size=self.world_size, workload=self.workload)
+        return Layout(
+            strategy=self.strategy,
+            shape=self.shape,
+            world_size=self.world_size,
+            workload=self.workload,
+            mode=self.mode,
+            link=self.link,
+            options=self.options,
+            degrees=self.degrees,
+        )
 
     def recipe(self, plan: SamplingPlan) -> Recipe:
         return Recipe(
@@ -73,9 +114,12 @@ class Cell(Value, frozen=True, kw_only=True):
             warmup_steps=plan.warmup_steps,
             timed_steps=plan.timed_steps,
             weights="seeded" if plan.checkpoint is None else Path(plan.checkpoint).name,
+            options=self.options,
+            variables=self.variables,
         )
 
 
 def _flat(recipe: Recipe) -> dict[str, object]:
-    fields: dict[str, object] = {name: getattr(recipe, name) for name in recipe.__struct_fields__ if name != "workload"}
-    return {name: getattr(recipe.workload, name) for name in recipe.workload.__struct_fields__} | fields
+    parts = (recipe.workload, recipe.options)
+    fields = {name: getattr(recipe, name) for name in recipe.__struct_fields__ if name not in ("workload", "options")}
+    return {name: getattr(part, name) for part in parts for name in part.__struct_fields__} | fields

@@ -188,7 +188,7 @@ def _tick_labels(panel: Panel, names: dict[str, str]) -> list[str]:
     for group in panel.groups:
         cell = group[0].cell
         ranks = ranks_text(cell.world_size)
-        labels.append(cell.strategy.value if ranks in names[cell.id] else f"{cell.strategy.value}\n{ranks}")
+        labels.append(cell.variant if ranks in names[cell.id] else f"{cell.variant}\n{ranks}")
     return labels
 
 

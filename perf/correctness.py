@@ -3,7 +3,8 @@
 from perf.baseline import Invariants
 from perf.measurement import Measurement, ledgers
 from perf.record import LedgerEntry, RunRecord
-from strategies.spec import ComputeDtype, Mode, Value
+from strategies.spec import ComputeDtype, Mode
+from strategies.value import Value
 
 START_LOSS_BAND = 0.3
 """Nats around ln V + hidden * 0.02^2 / 2 in which a freshly initialised model starts."""

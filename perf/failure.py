@@ -4,7 +4,7 @@ import signal
 from dataclasses import dataclass
 from enum import StrEnum
 
-from strategies.spec import Value
+from strategies.value import Value
 
 
 class FailureKind(StrEnum):

@@ -7,7 +7,7 @@ import time
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from strategies.spec import Value
+from strategies.value import Value
 
 if TYPE_CHECKING:
     from strategies.sharded import Sharded

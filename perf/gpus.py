@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 
 import pynvml
 
-from strategies.spec import Value
+from strategies.value import Value
 
 T = TypeVar("T")
 SAMPLE_S = 0.5

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from perf.cell import Cell
 from perf.gpus import Gpu, visible_gpus
-from strategies.spec import LinkProfile, Mode, Value
+from strategies.spec import LinkProfile, Mode
+from strategies.value import Value
 
 
 class Machine(Value, frozen=True, kw_only=True):

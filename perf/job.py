@@ -2,7 +2,7 @@
 
 from perf.cell import Cell, SamplingPlan
 from perf.fault import Fault
-from strategies.spec import Value
+from strategies.value import Value
 
 ENTRY = "perf.worker:run_rank"
 

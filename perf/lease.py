@@ -12,7 +12,7 @@ from typing import Self
 from filelock import FileLock, Timeout
 
 from perf import jsonfile
-from strategies.spec import Value
+from strategies.value import Value
 
 NODE = Path(tempfile.gettempdir()) / "shardmark" / "node.lock"
 """In a folder that is everybody's: in the temporary one itself, nobody may open what another user made."""

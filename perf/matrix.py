@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from perf.cell import Cell
-from strategies.spec import LinkProfile, Mode, StrategyName, default_workload
+from strategies.rules import refusal
+from strategies.spec import AXES, LinkProfile, Mode, Options, StrategyName, default_workload
 
 NAMED = ("auto", "smoke", "node")
 
@@ -35,19 +36,15 @@ def cells_of(matrix: str) -> tuple[Cell, ...]:
 
 def smoke() -> tuple[Cell, ...]:
     """Size `tiny` on gloo: every strategy eager, fsdp2 also compiled."""
-    pairs = [
-        (StrategyName.SINGLE, Mode.EAGER),
-        (StrategyName.DDP, Mode.EAGER),
-        (StrategyName.FSDP2, Mode.EAGER),
-        (StrategyName.FSDP2, Mode.COMPILE),
-    ]
-    return tuple(_cell(strategy, "tiny", mode, 2, LinkProfile.GLOO) for strategy, mode in pairs)
+    points = [*((strategy, Mode.EAGER) for strategy in StrategyName), (StrategyName.FSDP2, Mode.COMPILE)]
+    return tuple(_cell(strategy, "tiny", mode, 2, LinkProfile.GLOO) for strategy, mode in points)
 
 
 def node() -> tuple[Cell, ...]:
-    """One and two GPUs of a node: every strategy, 0.6b and 1.7b, eager and compiled."""
+    """One and two GPUs of a node, four for two axes: every strategy, 0.6b and 1.7b, eager and, if right, compiled."""
     points = itertools.product(StrategyName, ("0.6b", "1.7b"), (Mode.EAGER, Mode.COMPILE))
-    return tuple(_cell(strategy, size, mode, 2, LinkProfile.NATIVE) for strategy, size, mode in points)
+    cells = (_cell(strategy, size, mode, 2, LinkProfile.NATIVE) for strategy, size, mode in points)
+    return tuple(cell for cell in cells if refusal(cell.layout) is None)
 
 
 def from_file(path: Path) -> tuple[Cell, ...]:
@@ -59,7 +56,9 @@ def from_file(path: Path) -> tuple[Cell, ...]:
     mode = ["eager", "compile"]
     world_size = [2, 4]
     link = "native"
-    micro_batch = 8        # optional, as every field of a workload
+    micro_batch = 8                  # optional, as every field of a workload,
+    activation_checkpointing = true  # of the options,
+    degrees = [2, 2]                 # and degrees, variables and label of a cell
     """
     if not path.is_file():
         raise ValueError(f"no matrix {str(path)!r}; known: {', '.join(NAMED)}, or the path of a TOML file")
@@ -80,6 +79,7 @@ def from_file(path: Path) -> tuple[Cell, ...]:
 
 
 _AXES = ("strategy", "size", "mode", "world_size", "link")
+_OWN = ("degrees", "variables", "label")
 
 
 def _from_table(table: Any, source: str) -> list[Cell]:
@@ -90,14 +90,19 @@ def _from_table(table: Any, source: str) -> list[Cell]:
     missing = [name for name in _AXES if name not in table]
     if missing:
         raise ValueError(f"{source}: lacks {', '.join(missing)}; a cell has {', '.join(_AXES)}")
-    changes = {name: value for name, value in table.items() if name not in _AXES}
+    options = {name: table[name] for name in Options.__struct_fields__ if name in table}
+    own = {name: table[name] for name in _OWN if name in table}
+    if isinstance(variables := own.get("variables"), dict):
+        own["variables"] = sorted(variables.items())
+    changes = {name: value for name, value in table.items() if name not in {*_AXES, *_OWN, *options}}
     axes = [value if isinstance(value, list) else [value] for value in (table[name] for name in _AXES)]
     cells = []
     for point in itertools.product(*axes):
         named = dict(zip(_AXES, point, strict=True))
         try:
-            workload = msgspec.to_builtins(default_workload(named["size"])) | changes
-            cells.append(msgspec.convert(named | {"workload": workload}, Cell))
+            default = default_workload(named["size"], StrategyName(named["strategy"]), int(named["world_size"]))
+            workload = msgspec.to_builtins(default) | changes
+            cells.append(msgspec.convert(named | own | {"workload": workload, "options": options}, Cell))
         except (msgspec.ValidationError, ValueError) as error:
             raise ValueError(f"{source}: {named}: {error}{_known(named)}") from None
     return cells
@@ -111,12 +116,13 @@ def _known(named: dict[str, Any]) -> str:
 
 
 def _cell(strategy: StrategyName, size: str, mode: Mode, num_ranks: int, link: LinkProfile) -> Cell:
-    """A cell on `num_ranks` ranks, or on one where the strategy has no more."""
+    """A cell on `num_ranks` ranks, on one where the strategy has no more, on four where it cuts along two axes."""
+    world_size = 1 if strategy is StrategyName.SINGLE else max(num_ranks, 2 ** len(AXES[strategy]))
     return Cell(
         strategy=strategy,
         size=size,
         mode=mode,
-        world_size=1 if strategy is StrategyName.SINGLE else num_ranks,
+        world_size=world_size,
         link=link,
-        workload=default_workload(size),
+        workload=default_workload(size, strategy, world_size),
     )

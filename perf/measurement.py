@@ -6,7 +6,7 @@ from typing import Literal
 
 from perf.cell import Cell, Recipe, SamplingPlan
 from perf.record import LedgerEntry, RankRecord, RunRecord
-from strategies.spec import Value
+from strategies.value import Value
 
 
 class Metric(Value, frozen=True, kw_only=True):

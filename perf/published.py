@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from perf import jsonfile
-from strategies.spec import Value
+from strategies.value import Value
 
 FOLDER = "published"
 

@@ -135,7 +135,7 @@ def _order(
             tolerance = max(_tolerance(verdicts[cell.id]), _tolerance(verdicts[other.id]))
             close = abs(value - before) <= tolerance * max(value, before)
             text += " ~ " if close or _overlap(frame, cell, other, metric) else sign
-        text += f"{cell.strategy} {cell.mode}{f' {cell.link}' * several_links} {quantity(value, metric)}"
+        text += f"{cell.variant} {cell.mode}{f' {cell.link}' * several_links} {quantity(value, metric)}"
     return text or "no run has it"
 
 

@@ -6,7 +6,7 @@ from perf.cell import Cell, SamplingPlan
 from perf.fault import Fault
 from perf.gpus import GpuUse
 from perf.hardware import Machine
-from strategies.spec import Value
+from strategies.value import Value
 
 
 class Software(Value, frozen=True, kw_only=True):
@@ -94,7 +94,7 @@ class RankRecord(Value, frozen=True, kw_only=True):
     end_gradient_norm: float | None
     """Global norms of the first step and of the audit step after the timed ones; None when not finite."""
     tokens_per_step: int
-    """Tokens that only this rank's replica saw: the sum over ranks is the global batch."""
+    """Tokens that this rank stands for: the sum over ranks is the global batch."""
     num_parameters: int
     """Elements that only this rank stands for: the sum over ranks is the model's count."""
     memory: MemoryPeaks

@@ -30,7 +30,7 @@ from perf.render import (
 )
 from perf.results import Results
 from perf.verdict import VERDICTS, Outcome, Verdict
-from strategies.spec import Value
+from strategies.value import Value
 
 TEMPLATES = Path(__file__).parent / "templates"
 _NO_VERDICT = "no verdict was recorded: the test run ended before this cell was judged"

@@ -15,7 +15,7 @@ from perf.cell import Cell, SamplingPlan
 from perf.measurement import Measurement, measure
 from perf.record import Environment, RunRecord
 from perf.verdict import Verdict
-from strategies.spec import Value
+from strategies.value import Value
 
 MANIFEST = "manifest.json"
 

@@ -24,7 +24,9 @@ from perf.progress import Progress
 from perf.record import RankRecord, RunRecord
 from perf.results import Results
 from perf.verdict import CPU_PRIOR_SD, Outcome, Rule, Verdict
-from strategies.spec import LinkProfile, Mode, Value, refusal
+from strategies.rules import refusal
+from strategies.spec import LinkProfile, Mode
+from strategies.value import Value
 
 BASELINES = ROOT / "baselines"
 STATE = ROOT / ".shardmark"
@@ -185,7 +187,11 @@ class Suite:
             server_start_up_s=server_s,
             priming_s=priming_s,
             environment=environment(
-                self.machine(cell), self._node, software, source=self._source, variables=link_variables(cell.link)
+                self.machine(cell),
+                self._node,
+                software,
+                source=self._source,
+                variables=_variables(cell),
             ),
             ranks=tuple(ranks),
             gpus=watch.uses(),
@@ -202,6 +208,11 @@ class Suite:
             world_size=cell.world_size,
             record=RankRecord,
             deadline_s=deadline_s,
-            variables=link_variables(cell.link),
+            variables=_variables(cell),
             on_event=self._progress.watch(what, plan.warmup_steps + plan.timed_steps),
         )
+
+
+def _variables(cell: Cell) -> dict[str, str]:
+    """Environment variables that only the ranks of a cell get."""
+    return link_variables(cell.link) | dict(cell.variables)

@@ -20,7 +20,8 @@ from perf.measurement import (
 from perf.record import RunRecord
 from perf.render import quantity
 from perf.verdict import Outcome, Verdict
-from strategies.spec import SIZES, Value
+from strategies.shapes import SIZES
+from strategies.value import Value
 
 ABSENT = "-"
 NOT_COMPARABLE = frozenset({Outcome.WRONG, Outcome.INVALID, Outcome.ERROR})
@@ -103,7 +104,7 @@ def growth_table(frame: pd.DataFrame, cells: Sequence[Cell], verdicts: Mapping[s
     by_variant: dict[str, dict[str, float]] = {}
     for cell in _sound(frame, cells, verdicts):
         if time_s := median(frame, cell, STEP_TIME):
-            name = f"{cell.strategy}, {cell.mode}, {ranks_text(cell.world_size)}, {cell.link}"
+            name = f"{cell.variant}, {cell.mode}, {ranks_text(cell.world_size)}, {cell.link}"
             by_variant.setdefault(name, {})[cell.size] = time_s
     several = {name: times for name, times in by_variant.items() if len(times) > 1}
     used = [size for size in sizes if any(size in times for times in several.values())]
@@ -185,7 +186,7 @@ def short(text: str, most: int = 160) -> str:
 
 def _cell_parts(cell: Cell) -> tuple[str, ...]:
     return (
-        cell.strategy.value,
+        cell.variant,
         cell.size,
         cell.mode.value,
         str(cell.world_size),

@@ -25,7 +25,7 @@ from perf.measurement import (
     straggler,
 )
 from perf.record import RunRecord
-from strategies.spec import Value
+from strategies.value import Value
 
 MIB = 2**20
 CPU_PRIOR_SD = 0.04

@@ -84,7 +84,6 @@ class Run:
         checkpoint = self._job.plan.checkpoint
         config = BuildConfig(
             layout=self._job.cell.layout,
-            mode=self._job.cell.mode,
             device=self._device,
             checkpoint=Path(checkpoint) if checkpoint else None,
         )
@@ -99,9 +98,7 @@ class Run:
         cell, plan = self._job.cell, self._job.plan
         steps = range(plan.warmup_steps + plan.timed_steps + 1)
         return [
-            synthetic_batch(cell.shape, cell.workload, step=step, device=self._device).micro_batches(
-                data_rank=sharded.data_rank, data_degree=sharded.data_degree, size=cell.workload.micro_batch
-            )
+            sharded.micro_batches(synthetic_batch(cell.shape, cell.workload, step=step, device=self._device))
             for step in steps
         ]
 
@@ -144,7 +141,7 @@ class Run:
             losses=() if self._planted.losses_lost() else tuple(_finite(loss) for loss in losses),
             start_gradient_norm=_finite(start_norm),
             end_gradient_norm=_finite(end_norm),
-            tokens_per_step=sum(batch.ids_BS.numel() for batch in batches[0]),
+            tokens_per_step=sum(batch.ids_BS.numel() for batch in batches[0]) if sharded.counts_tokens else 0,
             num_parameters=sharded.owned_numel(),
             memory=memory,
             ledger=ledger.entries(),

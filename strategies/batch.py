@@ -5,10 +5,30 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from strategies.spec import ModelShape, Workload
+from strategies.shapes import ModelShape
+from strategies.spec import Workload
 
 IGNORE_INDEX = -100
 """Label of a position that does not count in the loss, as in torch's cross_entropy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """The part of the global batch that one rank sees: some of the sequences, and some positions of each."""
+
+    data_rank: int = 0
+    data_degree: int = 1
+    positions_S: Tensor | None = None
+    """Which positions of a whole sequence the rank holds, in its order; None: all of them."""
+
+    def of(self, whole_BS: Tensor) -> Tensor:
+        """The rank's part of a tensor [B, S, ...] over the global batch."""
+        rows = self.rows(whole_BS)
+        return rows if self.positions_S is None else rows.index_select(1, self.positions_S)
+
+    def rows(self, whole_BS: Tensor) -> Tensor:
+        """The rank's sequences, at full length."""
+        return whole_BS.chunk(self.data_degree)[self.data_rank]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,24 +40,28 @@ class Batch:
     labels_BS: Tensor
     """The next token of each position, shifted before any cut, so that no shard needs its neighbour's first token."""
     positions_BS: Tensor
-    """Position of each token in its sequence, int64."""
+    """Position of each token in its sequence or document, int64."""
     num_label_tokens: int
     """Labels that count in the loss, over the *global* batch: every shard divides its summed loss by this number."""
+    documents_BS: Tensor | None = None
+    """Which of the documents packed into its sequence a token belongs to, always of whole sequences; None: one each."""
 
-    def rows(self, start: int, stop: int) -> "Batch":
-        """The sequences [start, stop); the loss is still normalised by the global batch."""
-        return Batch(
-            ids_BS=self.ids_BS[start:stop],
-            labels_BS=self.labels_BS[start:stop],
-            positions_BS=self.positions_BS[start:stop],
-            num_label_tokens=self.num_label_tokens,
+    def micro_batches(self, share: Share, *, size: int) -> list["Batch"]:
+        """One rank's share, cut into forwards of `size` sequences; the loss is still normalised by the global batch."""
+        ids, labels, positions = (
+            share.of(whole_BS).contiguous().split(size) for whole_BS in (self.ids_BS, self.labels_BS, self.positions_BS)
         )
-
-    def micro_batches(self, *, data_rank: int, data_degree: int, size: int) -> list["Batch"]:
-        """The share of one data rank, cut into forwards of `size` sequences."""
-        share = self.ids_BS.shape[0] // data_degree
-        start = data_rank * share
-        return [self.rows(first, first + size) for first in range(start, start + share, size)]
+        documents = [None] * len(ids) if self.documents_BS is None else share.rows(self.documents_BS).split(size)
+        return [
+            Batch(
+                ids_BS=ids_BS,
+                labels_BS=labels_BS,
+                positions_BS=positions_BS,
+                num_label_tokens=self.num_label_tokens,
+                documents_BS=documents_BS,
+            )
+            for ids_BS, labels_BS, positions_BS, documents_BS in zip(ids, labels, positions, documents, strict=True)
+        ]
 
 
 def from_ids(ids_BS: Tensor, labels_BS: Tensor) -> Batch:

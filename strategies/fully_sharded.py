@@ -1,7 +1,8 @@
-"""`fsdp2`: parameters, gradients and optimizer state are sharded over the data axis, a few layers at a time.
+"""`fsdp2`, `zero2`, `hsdp`: parameters, gradients and optimizer state are sharded, a few layers at a time.
 
-Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020 (stage 3);
-Zhao et al., "PyTorch FSDP", VLDB 2023. API: torch.distributed.fsdp.fully_shard.
+Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020 (`fsdp2` is stage 3,
+`zero2` stage 2: parameters, once gathered, stay whole until backward has used them); Zhao et al., "PyTorch FSDP",
+VLDB 2023 (`hsdp`: sharded within a group, replicated over the groups). API: torch.distributed.fsdp.fully_shard.
 """
 
 import torch
@@ -9,9 +10,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from strategies.model import compile_layers
-from strategies.sharded import DATA_AXIS, BuildConfig, Sharded, adamw, compute_dtype
-from strategies.spec import Mode
+from strategies.batch import Share
+from strategies.model import prepare_layers
+from strategies.optimizer import adamw
+from strategies.sharded import BuildConfig, Sharded, compute_dtype
+from strategies.spec import Layout, StrategyName
 
 UNIT_NUMEL = 60_000_000
 """Neighbouring layers are gathered and reduced together up to so many parameters (120 MB in bfloat16).
@@ -21,29 +24,33 @@ step of 0.6b on two H200s waits for the host: 247 ms, and 178 ms with four layer
 """
 
 
-def build_fsdp2(model: nn.Module, mesh: DeviceMesh, config: BuildConfig) -> Sharded:
-    """Shards the decoder layers in units and then the root (embedding, last norm, head).
+def build_fully_sharded(model: nn.Module, mesh: DeviceMesh, config: BuildConfig) -> Sharded:
+    """Shards the decoder layers in units and then the root (embedding, last norm, head) over the whole mesh.
 
     Gradients are reduced after every micro-batch, not only the last: holding them back would keep one unsharded float32
-    copy of all gradients on every rank, the memory that this strategy exists to save.
+    copy of all gradients on every rank, the memory that these strategies exist to save.
     """
-    if config.mode is Mode.COMPILE:
-        compile_layers(model)
-    data = mesh[DATA_AXIS]
-    dtype = compute_dtype(config.layout)
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
-    for unit in units(list(model.get_submodule("model.layers").children())):
-        fully_shard(unit, mesh=data, mp_policy=policy)
-    fully_shard(model, mesh=data, mp_policy=policy)
+    prepare_layers(model, config.layout)
+    fully_shard_model(model, mesh, config.layout)
     return Sharded(
         module=model,
         unwrapped=model,
-        optimizer=adamw(model, config.layout.workload.learning_rate),
+        optimizer=adamw(model.parameters(), config.layout),
         mesh=mesh,
-        data_rank=data.get_local_rank(),
-        data_degree=data.size(),
-        gradient_scale=data.size(),
+        layout=config.layout,
+        share=Share(data_rank=mesh.get_rank(), data_degree=mesh.size()),
+        gradient_scale=mesh.size(),
     )
+
+
+def fully_shard_model(model: nn.Module, mesh: DeviceMesh, layout: Layout) -> None:
+    """Shards a model in place over a mesh of one axis, or of two: replicated over the first, sharded over the other."""
+    dtype = compute_dtype(layout)
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
+    reshard = False if layout.strategy is StrategyName.ZERO2 else None
+    for unit in units(list(model.get_submodule("model.layers").children())):
+        fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
 
 
 def units(layers: list[nn.Module]) -> list[list[nn.Module]]:

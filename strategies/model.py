@@ -1,18 +1,21 @@
 """The unsharded reference: Hugging Face's Qwen3 from a config, initialised by parameter name, and its loss."""
 
 import zlib
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3ForCausalLM
 
 from strategies.batch import Batch
-from strategies.loss import chunked_loss_share, loss_share
-from strategies.spec import LossKind, ModelShape
+from strategies.loss import Head
+from strategies.shapes import ModelShape
+from strategies.spec import Layout, LossKind, Mode
 
 INIT_STD = 0.02
 ATTENTION = "causal_sdpa"
@@ -27,15 +30,20 @@ def causal_sdpa(
     attention_mask: Tensor | None,
     *,
     scaling: float,
+    documents_BS: Tensor | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
     """Causal attention over whole sequences, [B, heads, S, head_dim] -> [B, S, heads, head_dim].
 
+    Args:
+        documents_BS: which of the documents packed into a sequence each token belongs to: none sees another's tokens.
+
     Under a name of its own transformers builds no mask: its mask code costs a device sync per forward in eager mode,
     and a dense 4-D mask (which rules out the flash kernels) when the model is compiled.
     """
+    mask = None if documents_BS is None else (documents_BS[:, None, :, None] == documents_BS[:, None, None, :]).tril()
     output = F.scaled_dot_product_attention(
-        query, key, value, is_causal=True, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+        query, key, value, mask, is_causal=mask is None, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
     )
     return output.transpose(1, 2).contiguous(), None
 
@@ -44,28 +52,44 @@ AttentionInterface.register(ATTENTION, causal_sdpa)
 
 
 class Qwen3(Qwen3ForCausalLM):
-    """Hugging Face's model with a forward that ends in the loss.
+    """Hugging Face's modules with a forward that ends in the loss.
 
-    The loss stands inside of the forward because only there is a sharded head whole.
+    The loss stands inside of the forward because only there is a sharded head whole. A pipeline stage is the same
+    model without the parts of other stages: `embed_tokens`, `norm` and `lm_head` may be None, `layers` fewer.
     """
 
-    loss_kind = LossKind.FULL
-    compiled_loss = False
+    head: Head
 
     def forward(self, batch: Batch, *, with_loss: bool) -> Tensor:
         """Logits [B, S, V], or the batch's share of the loss."""
-        device_type = batch.ids_BS.device.type
-        hidden_BSH = self.model.embed_tokens(batch.ids_BS)
+        return self.run(batch.ids_BS, batch, with_loss=with_loss)
+
+    def run(self, ids_or_hidden: Tensor, batch: Batch, *, with_loss: bool) -> Tensor:
+        """As far as this part of the model goes: from ids [B, S] or hidden states [B, S, H] to any of those or more."""
+        hidden_BSH = ids_or_hidden if self.model.embed_tokens is None else self._embed(ids_or_hidden)
+        angles = self.model.rotary_emb(hidden_BSH, batch.positions_BS)
+        for layer in self.model.layers.children():
+            hidden_BSH = layer(
+                hidden_BSH,
+                position_ids=batch.positions_BS,
+                position_embeddings=angles,
+                documents_BS=batch.documents_BS,
+            )
+        if self.lm_head is None:
+            return hidden_BSH
+        hidden_BSH = self.model.norm(hidden_BSH)
+        if with_loss:
+            return self.head.loss_share(hidden_BSH, self.lm_head, batch)
+        logits_BSV: Tensor = self.lm_head(hidden_BSH)
+        return logits_BSV
+
+    def _embed(self, ids_BS: Tensor) -> Tensor:
+        hidden_BSH: Tensor = self.model.embed_tokens(ids_BS)
+        device_type = ids_BS.device.type
         if torch.is_autocast_enabled(device_type):
             # Autocast leaves the embedding in float32, and with it every sum of the residual stream.
             hidden_BSH = hidden_BSH.to(torch.get_autocast_dtype(device_type))
-        hidden_BSH = self.model(
-            inputs_embeds=hidden_BSH, position_ids=batch.positions_BS, use_cache=False
-        ).last_hidden_state
-        if with_loss and self.loss_kind is LossKind.CHUNKED:
-            return chunked_loss_share(hidden_BSH, self.lm_head.weight, batch, compiled=self.compiled_loss)
-        logits_BSV: Tensor = self.lm_head(hidden_BSH)
-        return loss_share(logits_BSV, batch) if with_loss else logits_BSV
+        return hidden_BSH
 
 
 def build_model(
@@ -99,7 +123,7 @@ def build_model(
     with device:
         model = Qwen3._from_config(config, attn_implementation=ATTENTION, dtype=torch.float32)
     assert isinstance(model, Qwen3)
-    model.loss_kind = loss
+    model.head = Head(kind=loss)
     model.train()
     if checkpoint is None:
         initialise(model, seed=seed)
@@ -155,12 +179,29 @@ def forward_loss(model: nn.Module, batch: Batch) -> Tensor:
     return share
 
 
-def compile_layers(model: nn.Module) -> None:
-    """torch.compile on each decoder layer: one graph serves them all, and compiling takes seconds, not minutes.
+def prepare_layers(model: nn.Module, layout: Layout) -> None:
+    """Activation checkpointing and compiling, as the layout asks for: after the layers' own cuts, before any wrapper.
 
+    torch.compile takes each decoder layer alone: one graph serves them all, and compiling takes seconds, not minutes.
     The elementwise part of a chunked loss is compiled too.
     """
     assert isinstance(model, Qwen3)
-    model.compiled_loss = True
+    compiled = layout.mode is not Mode.EAGER
+    model.head.compiled = compiled
     for layer in model.get_submodule("model.layers").children():
-        layer.compile(dynamic=False)
+        if layout.options.activation_checkpointing:
+            _checkpoint(layer, compiled=compiled)
+        elif compiled:
+            layer.compile(dynamic=False)
+
+
+def _checkpoint(layer: nn.Module, *, compiled: bool) -> None:
+    """Has a layer compute its forward again in backward, the compiled graph as a whole.
+
+    Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016. Hugging Face's own flag checkpoints around the
+    compiled layer in transformers 5.17 and inside of its graph in 5.24, where torch 2.13 on CPUs confuses the state of
+    the random generator, kept for the attention, with the mesh of the layer's DTensors.
+    """
+    forward = torch.compile(layer.forward, dynamic=False) if compiled else layer.forward
+    # Nothing here is random, and the generator's state cannot be read while a CUDA graph is captured.
+    layer.forward = partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False)

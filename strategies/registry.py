@@ -1,25 +1,33 @@
 """The only list of strategies, and the order in which their parts compose.
 
-Order, applied by every builder: the whole model is built, then compiled per layer, then wrapped (DDP or fully_shard).
-Compiling comes before wrapping because fully_shard's hooks must stay outside of the compiled graphs; the optimizer
-comes last because fully_shard replaces the parameters.
+Order, kept by every builder: the whole model is built; its matrices, experts, sequences or stages are cut; layers are
+checkpointed, then compiled; then wrapped (DDP or fully_shard); then the optimizer is made. Compiling comes before
+wrapping because fully_shard's hooks must stay outside of the compiled graphs; the optimizer comes last because cutting
+replaces the parameters.
 """
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from strategies.data_parallel import build_ddp
-from strategies.fully_sharded import build_fsdp2
+from strategies.context_parallel import build_context_parallel
+from strategies.data_parallel import build_data_parallel
+from strategies.fully_sharded import build_fully_sharded
 from strategies.model import build_model
-from strategies.sharded import DATA_AXIS, BuildConfig, Builder, Sharded
+from strategies.sharded import BuildConfig, Builder, Sharded
 from strategies.spec import StrategyName
 from strategies.unsharded import build_single
 
 BUILDERS: dict[StrategyName, Builder] = {
     StrategyName.SINGLE: build_single,
-    StrategyName.DDP: build_ddp,
-    StrategyName.FSDP2: build_fsdp2,
+    StrategyName.DDP: build_data_parallel,
+    StrategyName.ZERO1: build_data_parallel,
+    StrategyName.ZERO2: build_fully_sharded,
+    StrategyName.FSDP2: build_fully_sharded,
+    StrategyName.HSDP: build_fully_sharded,
+    StrategyName.CP_ULYSSES: build_context_parallel,
+    StrategyName.CP_RING: build_context_parallel,
+    StrategyName.CP_USP: build_context_parallel,
 }
 
 
@@ -41,9 +49,9 @@ def build(config: BuildConfig) -> Sharded:
 
 def shard(model: nn.Module, config: BuildConfig) -> Sharded:
     """This rank's part of a whole model, which is consumed. Every rank must call it, with the same weights."""
-    layout = config.layout
-    mesh = init_device_mesh(config.device.type, (layout.data_degree,), mesh_dim_names=(DATA_AXIS,))
-    return BUILDERS[layout.strategy](model, mesh, config)
+    axes = config.layout.axes
+    mesh = init_device_mesh(config.device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+    return BUILDERS[config.layout.strategy](model, mesh, config)
 
 
 def device_of(kind: str, local_rank: int) -> torch.device:

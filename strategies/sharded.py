@@ -1,5 +1,6 @@
 """What every strategy returns: this rank's pieces of a model, and how to make one training step with them."""
 
+import math
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -7,15 +8,15 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.nn.utils import get_total_norm
 
-from strategies.batch import Batch
-from strategies.model import forward_loss
-from strategies.spec import ComputeDtype, Layout, Mode
-
-DATA_AXIS = "dp"
+from strategies.batch import Batch, Share
+from strategies.model import forward, forward_loss
+from strategies.spec import CONTEXT_AXES, DATA_AXES, ComputeDtype, Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +24,6 @@ class BuildConfig:
     """What a builder needs beside the mesh."""
 
     layout: Layout
-    mode: Mode
     device: torch.device
     checkpoint: Path | None = None
 
@@ -38,8 +38,7 @@ class Builder(Protocol):
 class Sharded:
     """This rank's part of a model under one strategy.
 
-    The base class is a strategy with nothing to synchronise by hand; builders that need more override `no_sync` (a
-    wrapper that can skip its gradient reduction) or `owned_numel`.
+    The base class is a strategy with nothing to synchronise by hand; those that need more override what differs.
     """
 
     module: nn.Module
@@ -48,11 +47,25 @@ class Sharded:
     """The same model without wrappers: its parameters carry the Hugging Face names."""
     optimizer: torch.optim.Optimizer
     mesh: DeviceMesh
-    data_rank: int = 0
-    data_degree: int = 1
+    """All axes of the strategy."""
+    layout: Layout
+    share: Share = field(default_factory=Share)
+    """The part of the global batch that this rank sees."""
     autocast_dtype: torch.dtype | None = None
-    gradient_scale: float = field(default=1.0)
+    gradient_scale: float = 1.0
     """Multiplies the loss before backward: the degree by which a wrapper will average the gradients."""
+
+    def micro_batches(self, batch: Batch) -> list[Batch]:
+        """This rank's share of a global batch, as its forwards take it."""
+        return batch.micro_batches(self.share, size=self.layout.workload.micro_batch)
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether this rank is the first of those that see the same tokens: cuts of the model, not of the batch."""
+        coordinate = self.mesh.get_coordinate()
+        assert coordinate is not None
+        pairs = zip(_names(self.mesh), coordinate, strict=True)
+        return all(at == 0 for axis, at in pairs if axis not in DATA_AXES | CONTEXT_AXES)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Entered around every micro-batch but the last."""
@@ -64,10 +77,10 @@ class Sharded:
         return torch.autocast(device_type, dtype=self.autocast_dtype)
 
     def forward_backward(self, micro_batches: Sequence[Batch]) -> Tensor:
-        """Forward and backward over this rank's micro-batches.
+        """Forward and backward over this rank's micro-batches, gradients complete.
 
         Returns:
-            This rank's share of the global mean loss (scalar, detached): the sum over data ranks is the loss.
+            This rank's share of the global mean loss (scalar, detached): the sum over all ranks is the loss.
         """
         shares = []
         for index, batch in enumerate(micro_batches):
@@ -76,39 +89,79 @@ class Sharded:
                     share = forward_loss(self.module, batch)
                 (share * self.gradient_scale).backward()
             shares.append(share.detach())
+        self.finish_gradients()
         return torch.stack(shares).sum()
 
+    def finish_gradients(self) -> None:
+        """Sums over ranks that no wrapper makes; called once, after the last micro-batch's backward."""
+
     def step(self) -> None:
-        """Updates the parameters and frees the gradients."""
+        """Clips when asked, updates the parameters and frees the gradients."""
+        if self.layout.options.clip_norm is not None:
+            self.clip_gradients(self.layout.options.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def owned_numel(self) -> int:
-        """Elements of parameters that this rank alone stands for: their sum over all ranks is the model's count."""
-        return sum(_local(parameter).numel() for _, parameter in self.named_parameters())
+    def logits(self, batch: Batch) -> Tensor:
+        """Logits [B, S, V] of a micro-batch, the vocabulary whole. Every rank must call it; for tests."""
+        return forward(self.module, batch)
 
     def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
         """Parameters under their Hugging Face names; a tied one once."""
         return self.unwrapped.named_parameters()
 
+    def copies(self, name: str, parameter: nn.Parameter) -> tuple[int, bool]:  # noqa: ARG002 - for overrides
+        """How many ranks hold the same elements of a parameter, and whether this rank is the first of them."""
+        mesh, dims = self.mesh, [axis for axis in range(self.mesh.ndim) if _names(self.mesh)[axis] != "pp"]
+        if isinstance(parameter, DTensor):
+            mesh = parameter.device_mesh
+            dims = [dim for dim, placement in enumerate(parameter.placements) if not placement.is_shard()]
+        coordinate = mesh.get_coordinate()
+        assert coordinate is not None
+        return math.prod(mesh.size(dim) for dim in dims), all(coordinate[dim] == 0 for dim in dims)
+
+    def owned_numel(self) -> int:
+        """Elements of parameters that this rank alone stands for: their sum over all ranks is the model's count."""
+        return sum(
+            _local(parameter).numel() for name, parameter in self.named_parameters() if self.copies(name, parameter)[1]
+        )
+
     def full_parameters(self) -> dict[str, Tensor]:
         """Unsharded parameters by name. Every rank must call it. For tests and checks, not for a timed step."""
-        return {name: _full(parameter.detach()) for name, parameter in self.named_parameters()}
+        return self.gather({name: _full(parameter.detach()) for name, parameter in self.named_parameters()})
 
     def full_gradients(self) -> dict[str, Tensor]:
         """Unsharded gradients by name, before `step`; without those that are None. Every rank must call it."""
-        return {
-            name: _full(parameter.grad) for name, parameter in self.named_parameters() if parameter.grad is not None
-        }
+        gradients = ((name, parameter.grad) for name, parameter in self.named_parameters())
+        return self.gather({name: _full(gradient) for name, gradient in gradients if gradient is not None})
+
+    def gather(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The union over ranks that hold different parameters."""
+        return tensors
 
     def gradient_norm(self) -> Tensor:
-        """Global L2 norm of the gradients in float64, equal on every rank. Every rank must call it."""
-        squares = [
-            _full(parameter.grad.double().pow(2).sum())
-            for _, parameter in self.named_parameters()
-            if parameter.grad is not None
-        ]
-        return torch.stack(squares).sum().sqrt()
+        """Global L2 norm of the gradients in float64, each element counted once. Every rank must call it."""
+        by_copies: dict[int, list[Tensor]] = {}
+        for name, parameter in self.named_parameters():
+            if parameter.grad is not None:
+                by_copies.setdefault(self.copies(name, parameter)[0], []).append(_local(parameter.grad))
+        device = next(self.unwrapped.parameters()).device
+        total = torch.zeros((), dtype=torch.float64, device=device)
+        for copies, gradients in by_copies.items():
+            total += get_total_norm(gradients).double() ** 2 / copies
+        if dist.get_world_size() > 1:
+            dist.all_reduce(total)
+        return total.sqrt()
+
+    def clip_gradients(self, clip_norm: float) -> None:
+        """Scales all gradients down to a global norm, never waiting for the device. Every rank must call it.
+
+        Pascanu et al., "On the difficulty of training recurrent neural networks", ICML 2013; the epsilon is torch's.
+        """
+        scale = (clip_norm / (self.gradient_norm() + 1e-6)).clamp(max=1.0)
+        for _, parameter in self.named_parameters():
+            if parameter.grad is not None:
+                _local(parameter.grad).mul_(scale)
 
 
 def train_step(sharded: Sharded, micro_batches: Sequence[Batch]) -> Tensor:
@@ -118,14 +171,14 @@ def train_step(sharded: Sharded, micro_batches: Sequence[Batch]) -> Tensor:
     return loss
 
 
-def adamw(module: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
-    """Fused AdamW with float32 state, as Qwen-like pre-training uses it (betas 0.9, 0.95)."""
-    return torch.optim.AdamW(module.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-
-
 def compute_dtype(layout: Layout) -> torch.dtype | None:
     """The lower dtype of the matrix products, or None where they run in the parameters' own."""
     return torch.bfloat16 if layout.workload.compute_dtype is ComputeDtype.BFLOAT16 else None
+
+
+def _names(mesh: DeviceMesh) -> tuple[str, ...]:
+    assert mesh.mesh_dim_names is not None
+    return mesh.mesh_dim_names
 
 
 def _full(tensor: Tensor) -> Tensor:

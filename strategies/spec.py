@@ -1,18 +1,14 @@
-"""The words and the arithmetic of a strategy, without torch: names, model shapes, workloads, and what is refused.
+"""The words of a strategy, without torch: names, modes, workloads, options, and how many ranks each axis has.
 
 Everything here is a plain value, so that a pytest process can collect the whole matrix and refuse what cannot
 be cut before any process starts and without importing torch.
 """
 
 import math
-from collections.abc import Callable
 from enum import StrEnum
 
-import msgspec
-
-
-class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of what crosses a door: immutable, keyword-only; reading one refuses unknown keys and wrong types."""
+from strategies.shapes import SIZES, ModelShape
+from strategies.value import Value
 
 
 class StrategyName(StrEnum):
@@ -22,8 +18,72 @@ class StrategyName(StrEnum):
     """The unsharded model on one rank: the reference of every equivalence test."""
     DDP = "ddp"
     """Every rank holds the whole model; gradients are all-reduced in buckets (torch DistributedDataParallel)."""
+    ZERO1 = "zero1"
+    """As ddp, with the optimizer state cut over the ranks (torch ZeroRedundancyOptimizer; ZeRO stage 1)."""
+    ZERO2 = "zero2"
+    """Gradients and optimizer state are sharded, parameters gathered once a step (torch fully_shard; ZeRO stage 2)."""
     FSDP2 = "fsdp2"
-    """Parameters, gradients and optimizer state are sharded per layer (torch fully_shard; ZeRO stage 3)."""
+    """Parameters, gradients and optimizer state are sharded (torch fully_shard; ZeRO stage 3)."""
+    HSDP = "hsdp"
+    """Sharded as fsdp2 within a group of ranks, replicated over the groups (torch fully_shard on two axes)."""
+    TP = "tp"
+    """Every matrix is cut, the vocabulary too; activations are whole on every rank (Megatron-LM)."""
+    TP_SP = "tp_sp"
+    """As tp, with the activations between the matrices cut along the sequence (Megatron-LM's sequence parallelism)."""
+    PP_GPIPE = "pp_gpipe"
+    """Layers are cut into stages; all forwards, then all backwards (GPipe)."""
+    PP_1F1B = "pp_1f1b"
+    """Stages alternate one forward and one backward (PipeDream-flush)."""
+    PP_INTERLEAVED = "pp_interleaved"
+    """1F1B with several stages a rank (Megatron-LM's interleaved schedule)."""
+    PP_INTERLEAVED_ZB = "pp_interleaved_zb"
+    """Interleaved, with the weights' gradients filling the bubble (zero bubble, ZB1P)."""
+    PP_ZBV = "pp_zbv"
+    """Zero bubble with two stages a rank in a V: the first rank holds the first and the last stage."""
+    PP_DUALPIPEV = "pp_dualpipev"
+    """The V of DeepSeek's DualPipe: forwards and backwards of two directions overlap."""
+    CP_ULYSSES = "cp_ulysses"
+    """The sequence is cut; attention exchanges it for heads by all-to-all (DeepSpeed-Ulysses)."""
+    CP_RING = "cp_ring"
+    """The sequence is cut in a zigzag; keys and values travel round the ranks (ring attention)."""
+    CP_USP = "cp_usp"
+    """Ulysses within rings: both cuts of the sequence at once (USP)."""
+
+
+AXES: dict[StrategyName, tuple[str, ...]] = {
+    StrategyName.SINGLE: ("dp",),
+    StrategyName.DDP: ("dp",),
+    StrategyName.ZERO1: ("dp",),
+    StrategyName.ZERO2: ("dp",),
+    StrategyName.FSDP2: ("dp",),
+    StrategyName.HSDP: ("dp_replicate", "dp_shard"),
+    StrategyName.TP: ("tp",),
+    StrategyName.TP_SP: ("tp",),
+    StrategyName.PP_GPIPE: ("pp",),
+    StrategyName.PP_1F1B: ("pp",),
+    StrategyName.PP_INTERLEAVED: ("pp",),
+    StrategyName.PP_INTERLEAVED_ZB: ("pp",),
+    StrategyName.PP_ZBV: ("pp",),
+    StrategyName.PP_DUALPIPEV: ("pp",),
+    StrategyName.CP_ULYSSES: ("ulysses",),
+    StrategyName.CP_RING: ("ring",),
+    StrategyName.CP_USP: ("ring", "ulysses"),
+}
+"""The axes of a strategy's device mesh, outermost first."""
+DATA_AXES = frozenset({"dp", "dp_replicate", "dp_shard"})
+"""Axes over which ranks see different sequences."""
+CONTEXT_AXES = frozenset({"ring", "ulysses"})
+"""Axes over which ranks see different parts of each sequence."""
+STAGES_PER_RANK = {
+    StrategyName.PP_GPIPE: 1,
+    StrategyName.PP_1F1B: 1,
+    StrategyName.PP_INTERLEAVED: 2,
+    StrategyName.PP_INTERLEAVED_ZB: 2,
+    StrategyName.PP_ZBV: 2,
+    StrategyName.PP_DUALPIPEV: 2,
+}
+ZERO_BUBBLE = frozenset({StrategyName.PP_INTERLEAVED_ZB, StrategyName.PP_ZBV, StrategyName.PP_DUALPIPEV})
+"""Schedules that compute the gradients of the inputs and those of the weights at different times."""
 
 
 class Mode(StrEnum):
@@ -61,73 +121,6 @@ class LossKind(StrEnum):
     """A few thousand tokens at a time, gradients with the loss: the logits of a batch never exist."""
 
 
-class ModelShape(Value, frozen=True, kw_only=True):
-    """A dense Qwen3 model as its config states it."""
-
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    vocab_size: int
-    tied_embeddings: bool
-
-    @property
-    def num_parameters(self) -> int:
-        """Parameters of the whole model; a tied embedding is counted once."""
-        query, key_value = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        attention = 2 * self.hidden_size * query + 2 * self.hidden_size * key_value + 2 * self.head_dim
-        mlp = 3 * self.hidden_size * self.intermediate_size
-        layer = attention + mlp + 2 * self.hidden_size
-        embedding = self.vocab_size * self.hidden_size
-        return self.num_layers * layer + self.hidden_size + embedding * (1 if self.tied_embeddings else 2)
-
-    @property
-    def expected_start_loss(self) -> float:
-        """Cross-entropy in nats of a freshly initialised model on unrelated labels.
-
-        With weights of std 0.02 behind a unit-RMS norm the logits are normal with variance hidden_size * 0.02^2, so the
-        mean of the log-partition is ln V + variance / 2.
-        """
-        return math.log(self.vocab_size) + self.hidden_size * 0.02**2 / 2
-
-
-def _qwen3(hidden: int, layers: int, heads: int, intermediate: int, *, tied: bool) -> ModelShape:
-    return ModelShape(
-        hidden_size=hidden,
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=8,
-        head_dim=128,
-        intermediate_size=intermediate,
-        vocab_size=151_936,
-        tied_embeddings=tied,
-    )
-
-
-SIZES: dict[str, ModelShape] = {
-    # For CPUs. heads * head_dim is twice hidden_size, as in 0.6b, so that code which takes them for equal fails here.
-    "tiny": ModelShape(
-        hidden_size=64,
-        num_layers=4,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=32,
-        intermediate_size=192,
-        vocab_size=512,
-        tied_embeddings=True,
-    ),
-    "0.6b": _qwen3(1024, 28, 16, 3072, tied=True),
-    "1.7b": _qwen3(2048, 28, 16, 6144, tied=True),
-    "4b": _qwen3(2560, 36, 32, 9728, tied=True),
-    # Not a released model: no dense Qwen3 has 7 B parameters. This is Qwen3-8B's width with 32 layers and tied
-    # embeddings, 6.8 B parameters: float32 parameters, gradients and two AdamW moments are 16 bytes x 6.8 B = 108 GB.
-    "7b": _qwen3(4096, 32, 32, 12_288, tied=True),
-    "8b": _qwen3(4096, 36, 32, 12_288, tied=False),
-}
-
-
 class Workload(Value, frozen=True, kw_only=True):
     """What one optimizer step computes, the same for every strategy."""
 
@@ -150,30 +143,56 @@ MICRO_BATCHES = {"0.6b": 8, "1.7b": 8, "4b": 4, "7b": 2, "8b": 2}
 """Sequences of 2048 that one forward sees. Small models want large ones: their step is bound by kernel launches."""
 
 
-def default_workload(size: str) -> Workload:
+def default_workload(size: str, strategy: StrategyName = StrategyName.SINGLE, world_size: int = 1) -> Workload:
     """The workload of a size: 16 x 2048 = 32,768 tokens in bfloat16 on GPUs, a small float32 one for `tiny`.
+
+    Only the micro-batch depends on the strategy: a pipeline is cut into four microbatches for each of its ranks, and a
+    rank that sees a part of each sequence takes as many sequences more.
 
     Raises:
         ValueError: no such size.
     """
     if size not in SIZES:
         raise ValueError(f"unknown size {size!r}; known: {', '.join(SIZES)}")
-    if size == "tiny":
-        return Workload(
-            sequences=8,
-            sequence_length=64,
-            micro_batch=2,
-            compute_dtype=ComputeDtype.FLOAT32,
-            learning_rate=1e-3,
-        )
+    sequences, length, micro_batch = (8, 64, 2) if size == "tiny" else (16, 2048, MICRO_BATCHES[size])
+    if "pp" in AXES[strategy]:
+        micro_batch = max(1, sequences // (4 * world_size))
+    elif CONTEXT_AXES & set(AXES[strategy]):
+        micro_batch = min(sequences, micro_batch * world_size)
+    elif DATA_AXES & set(AXES[strategy]):
+        micro_batch = max(1, min(micro_batch, sequences // max(1, world_size)))
     return Workload(
-        sequences=16,
-        sequence_length=2048,
-        micro_batch=MICRO_BATCHES[size],
-        compute_dtype=ComputeDtype.BFLOAT16,
-        learning_rate=1e-4,
-        loss=LossKind.CHUNKED,
+        sequences=sequences,
+        sequence_length=length,
+        micro_batch=micro_batch,
+        compute_dtype=ComputeDtype.FLOAT32 if size == "tiny" else ComputeDtype.BFLOAT16,
+        learning_rate=1e-3 if size == "tiny" else 1e-4,
+        loss=LossKind.FULL if size == "tiny" else LossKind.CHUNKED,
     )
+
+
+class Options(Value, frozen=True, kw_only=True):
+    """What a user may switch on beside the strategy."""
+
+    activation_checkpointing: bool = False
+    """Keep only the inputs of every decoder layer; compute the rest again in backward."""
+    optimizer_state: ComputeDtype = ComputeDtype.FLOAT32
+    """Dtype in which AdamW's two moments are stored."""
+    clip_norm: float | None = None
+    """Scale the gradients down to this global L2 norm before the update."""
+    async_tp: bool = False
+    """`tp_sp`: split matrix products and exchange their pieces while others are computed."""
+
+    @property
+    def label(self) -> str:
+        """Of what differs from the defaults, such as `ac+bf16state`; empty when nothing does."""
+        parts = {
+            "ac": self.activation_checkpointing,
+            "bf16state": self.optimizer_state is ComputeDtype.BFLOAT16,
+            f"clip{self.clip_norm or 0:g}": self.clip_norm is not None,
+            "async": self.async_tp,
+        }
+        return "+".join(part for part, is_on in parts.items() if is_on)
 
 
 class Layout(Value, frozen=True, kw_only=True):
@@ -183,60 +202,41 @@ class Layout(Value, frozen=True, kw_only=True):
     shape: ModelShape
     world_size: int
     workload: Workload
+    mode: Mode = Mode.EAGER
+    link: LinkProfile = LinkProfile.GLOO
+    options: Options = Options()
+    degrees: tuple[int, ...] = ()
+    """Ranks along each axis, outermost first; (): as even as they come."""
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """Axis of the device mesh -> its degree, outermost first."""
+        names = AXES[self.strategy]
+        return dict(zip(names, self.degrees or _even_degrees(self.world_size, len(names)), strict=True))
+
+    def degree(self, axis: str) -> int:
+        """Ranks along an axis; 1 where the strategy has no such axis."""
+        return self.axes.get(axis, 1)
 
     @property
     def data_degree(self) -> int:
         """Ranks that hold different sequences."""
-        return 1 if self.strategy is StrategyName.SINGLE else self.world_size
+        return math.prod(degree for axis, degree in self.axes.items() if axis in DATA_AXES)
+
+    @property
+    def num_stages(self) -> int:
+        """Pipeline stages over all ranks; 1 without a pipeline."""
+        return self.degree("pp") * STAGES_PER_RANK.get(self.strategy, 1)
 
     @property
     def num_micro_batches(self) -> int:
-        """Forwards that one rank makes per step (gradient accumulation)."""
+        """Forwards that one rank makes per step (gradient accumulation), or microbatches of a pipeline."""
         return self.workload.sequences // (self.data_degree * self.workload.micro_batch)
 
 
-def _positive(layout: Layout) -> str | None:
-    workload = layout.workload
-    numbers = {
-        "world size": layout.world_size,
-        "sequences": workload.sequences,
-        "sequence length": workload.sequence_length,
-        "micro-batch": workload.micro_batch,
-    }
-    bad = [f"{name} {number}" for name, number in numbers.items() if number < 1]
-    return f"must be at least 1: {', '.join(bad)}" if bad else None
-
-
-def _single_rank(layout: Layout) -> str | None:
-    if layout.strategy is StrategyName.SINGLE and layout.world_size != 1:
-        return f"`single` is the unsharded model on 1 rank, not {layout.world_size}; use `ddp` to replicate it"
-    return None
-
-
-def _more_than_one_rank(layout: Layout) -> str | None:
-    if layout.strategy is not StrategyName.SINGLE and layout.world_size < 2:
-        return f"`{layout.strategy}` over {layout.world_size} rank cuts nothing; use `single` or at least 2 ranks"
-    return None
-
-
-def _batch_divides(layout: Layout) -> str | None:
-    workload = layout.workload
-    per_forward = layout.data_degree * workload.micro_batch
-    if workload.sequences % per_forward:
-        per_rank, rest = divmod(workload.sequences, layout.data_degree)
-        even = f"choose a micro-batch that divides {workload.sequences} / {layout.data_degree} = {per_rank}"
-        uneven = f"choose a number of sequences that data degree {layout.data_degree} divides"
-        return (
-            f"{workload.sequences} sequences a step do not divide into data degree {layout.data_degree} x micro-batch "
-            f"{workload.micro_batch} = {per_forward}; {uneven if rest else even}"
-        )
-    return None
-
-
-RULES: tuple[Callable[[Layout], str | None], ...] = (_positive, _single_rank, _more_than_one_rank, _batch_divides)
-"""Every reason to refuse a layout, in the order in which they are said; each returns a message or None."""
-
-
-def refusal(layout: Layout) -> str | None:
-    """Why this layout cannot be run, with the numbers and the cure, or None when it can."""
-    return next((message for rule in RULES if (message := rule(layout))), None)
+def _even_degrees(world_size: int, num_axes: int) -> tuple[int, ...]:
+    """The most even split over two axes, the larger part inside; the whole over one."""
+    if num_axes == 1:
+        return (world_size,)
+    outer = max(degree for degree in range(1, math.isqrt(world_size) + 1) if world_size % degree == 0)
+    return (outer, world_size // outer)

@@ -3,19 +3,19 @@
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from strategies.model import compile_layers
-from strategies.sharded import BuildConfig, Sharded, adamw, compute_dtype
-from strategies.spec import Mode
+from strategies.model import prepare_layers
+from strategies.optimizer import adamw
+from strategies.sharded import BuildConfig, Sharded, compute_dtype
 
 
 def build_single(model: nn.Module, mesh: DeviceMesh, config: BuildConfig) -> Sharded:
-    """Compiles when asked; cuts nothing."""
-    if config.mode is Mode.COMPILE:
-        compile_layers(model)
+    """Cuts nothing."""
+    prepare_layers(model, config.layout)
     return Sharded(
         module=model,
         unwrapped=model,
-        optimizer=adamw(model, config.layout.workload.learning_rate),
+        optimizer=adamw(model.parameters(), config.layout),
         mesh=mesh,
+        layout=config.layout,
         autocast_dtype=compute_dtype(config.layout),
     )

@@ -20,8 +20,9 @@ from perf.record import LedgerEntry
 from perf.server import RankContext
 from strategies.batch import synthetic_batch
 from strategies.registry import build
-from strategies.sharded import DATA_AXIS, BuildConfig, Sharded, train_step
-from strategies.spec import Layout, Mode, Value
+from strategies.sharded import BuildConfig, Sharded, train_step
+from strategies.spec import Layout
+from strategies.value import Value
 
 CPU = torch.device("cpu")
 NUM_VALUES = 6
@@ -32,7 +33,6 @@ class Steps(Value, frozen=True, kw_only=True):
     """Steps of a strategy to watch."""
 
     layout: Layout
-    mode: Mode = Mode.EAGER
     planted: str | None = None
     """`extra_all_reduce` after every update, or `float16` gradients on the wire."""
 
@@ -57,12 +57,6 @@ class Calls(Value, frozen=True, kw_only=True):
     """In the last of the ledgers."""
 
 
-class Sums(Value, frozen=True, kw_only=True):
-    """What came out of reductions of known values, by name."""
-
-    values: dict[str, float]
-
-
 class WatchfulLedger(Ledger):
     """Also notes whether the MLP's activation comes by."""
 
@@ -77,14 +71,11 @@ def steps(payload: dict[str, Any], context: RankContext) -> None:
     """Entry point of the server: two steps under a ledger, a third under the profiler."""
     task = jsonfile.convert(payload, Steps, source="steps")
     _join(context)
-    sharded = build(BuildConfig(layout=task.layout, mode=task.mode, device=CPU))
+    sharded = build(BuildConfig(layout=task.layout, device=CPU))
     _plant(task, sharded)
     workload = task.layout.workload
     batches = [
-        synthetic_batch(task.layout.shape, workload, step=step, device=CPU).micro_batches(
-            data_rank=sharded.data_rank, data_degree=sharded.data_degree, size=workload.micro_batch
-        )
-        for step in range(5)
+        sharded.micro_batches(synthetic_batch(task.layout.shape, workload, step=step, device=CPU)) for step in range(5)
     ]
     for batch in batches[:2]:
         train_step(sharded, batch)  # DDP fixes its buckets after the first step
@@ -125,27 +116,11 @@ def axes(payload: None, context: RankContext) -> None:
     _leave(context, _ledgers(mesh, sums))
 
 
-def canary(payload: None, context: RankContext) -> None:
-    """Entry point of the server: reductions of 1 (rank 0) and 2 (rank 1)."""
-    _join(context)
-    values = {}
-    for name in ("SUM", "AVG", "MAX"):
-        op, mine = getattr(dist.ReduceOp, name), torch.full((2,), context.rank + 1.0)
-        reduced, one_of_list, one_of_tensor = mine.clone(), torch.empty(1), torch.empty(1)
-        dist.all_reduce(reduced, op)
-        dist.reduce_scatter(one_of_list, list(mine.split(1)), op)
-        dist.reduce_scatter_tensor(one_of_tensor, mine, op)
-        values[f"all_reduce {name}"] = reduced[0].item()
-        values[f"reduce_scatter {name}"] = one_of_list.item()
-        values[f"reduce_scatter_tensor {name}"] = one_of_tensor.item()
-    _leave(context, Sums(values=values))
-
-
 def _join(context: RankContext) -> DeviceMesh:
     torch.set_num_threads(1)
     store = FileStore(str(context.store), context.world_size)
     dist.init_process_group("gloo", store=store, rank=context.rank, world_size=context.world_size)
-    return init_device_mesh("cpu", (context.world_size,), mesh_dim_names=(DATA_AXIS,))
+    return init_device_mesh("cpu", (context.world_size,), mesh_dim_names=("dp",))
 
 
 def _leave(context: RankContext, record: Value) -> None:
@@ -166,15 +141,15 @@ def _ledgers(mesh: DeviceMesh, calls_by_name: dict[str, Callable[[], object]]) -
 
 def _plant(task: Steps, sharded: Sharded) -> None:
     if task.planted == "float16":
-        sharded.module.register_comm_hook(sharded.mesh.get_group(DATA_AXIS), fp16_compress_hook)
+        sharded.module.register_comm_hook(sharded.mesh.get_group("dp"), fp16_compress_hook)
     elif task.planted == "extra_all_reduce":
-        group = sharded.mesh.get_group(DATA_AXIS)
+        group = sharded.mesh.get_group("dp")
         sharded.optimizer.register_step_post_hook(lambda *_: dist.all_reduce(torch.zeros(3), group=group))
 
 
 def _calls(mesh: DeviceMesh, rank: int) -> dict[str, Callable[[], object]]:
     """Each collective with six float32 values as this rank's payload."""
-    group, axis = mesh.get_group(DATA_AXIS), (mesh, 0)
+    group, axis = mesh.get_group("dp"), (mesh, 0)
     mine, wide, peer = torch.ones(NUM_VALUES), torch.empty(2 * NUM_VALUES), 1 - rank
     halves = list(mine.chunk(2))
     split = distribute_tensor(torch.ones(2 * NUM_VALUES), mesh, [Shard(0)])

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from perf.launch import Launcher
+from tests import canary
 from tests.suite_runs import SuiteRuns
 
 
@@ -29,3 +30,10 @@ def suite_runs(pytester: pytest.Pytester, recorded_state: Path, monkeypatch: pyt
         "PYTEST_XDIST_WORKER", raising=False
     )  # with it pytest-benchmark takes the inner one for a worker
     return SuiteRuns(pytester, recorded_state)
+
+
+@pytest.fixture(scope="session")
+def sound_collectives(launcher: Launcher) -> None:
+    """Ends the session where a collective is wrong: each strategy built on it would be red, and none at fault."""
+    if wrong := canary.wrong(canary.listen(launcher)):
+        pytest.exit(f"INVALID: {wrong[0]}; no strategy can be judged by this backend", returncode=8)

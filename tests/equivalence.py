@@ -1,5 +1,6 @@
 """What a rank does in an equivalence test: the strategy beside the unsharded model, in the same process."""
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -13,10 +14,15 @@ from perf import jsonfile
 from perf.server import RankContext
 from strategies import loss
 from strategies.batch import IGNORE_INDEX, Batch, from_ids, synthetic_batch
+from strategies.loss import Head
 from strategies.model import build_model, forward
+from strategies.optimizer import adamw
 from strategies.registry import shard
+from strategies.shapes import ModelShape
 from strategies.sharded import BuildConfig, Sharded
-from strategies.spec import ComputeDtype, Layout, LossKind, Mode, ModelShape, StrategyName, Value, Workload
+from strategies.spec import ComputeDtype, Layout, LossKind, Mode, Options, StrategyName, Workload
+from strategies.value import Value
+from tests.mistakes import MISTAKES
 
 CPU = torch.device("cpu")
 SHAPE = ModelShape(
@@ -26,7 +32,7 @@ SHAPE = ModelShape(
     num_kv_heads=2,
     head_dim=16,
     intermediate_size=64,
-    vocab_size=97,
+    vocab_size=98,
     tied_embeddings=True,
 )
 UPDATES = 2
@@ -37,28 +43,51 @@ class Case(Value, frozen=True, kw_only=True):
 
     strategy: StrategyName
     world_size: int
+    degrees: tuple[int, ...] = ()
     mode: Mode = Mode.EAGER
     dtype: str = "float64"
-    tied_embeddings: bool = True
-    num_layers: int = SHAPE.num_layers
+    changes: dict[str, int | bool] = msgspec.field(default_factory=dict)
+    """Of the shape."""
+    sequences: int = 8
+    sequence_length: int = 16
+    micro_batch: int = 2
+    compute_dtype: ComputeDtype = ComputeDtype.FLOAT32
     loss: LossKind = LossKind.FULL
-    masked_rank: int | None = None
-    """A data rank whose labels do not count."""
-    gradient_scale: float = 1.0
-    """Planted: gradients this many times too large."""
+    options: Options = Options()
+    masked_sequences: tuple[int, ...] = ()
+    """Sequences whose labels do not count."""
+    masked_positions: tuple[int, ...] = ()
+    """Positions of every sequence whose labels do not count."""
+    packed: bool = False
+    """Two documents in each sequence, the border at another place in each."""
+    mistake: str = ""
+    """Planted: a name of `tests.mistakes`."""
 
     @property
     def layout(self) -> Layout:
-        shape = msgspec.structs.replace(SHAPE, tied_embeddings=self.tied_embeddings, num_layers=self.num_layers)
         workload = Workload(
-            sequences=8,
-            sequence_length=16,
-            micro_batch=2,
-            compute_dtype=ComputeDtype.FLOAT32,
+            sequences=self.sequences,
+            sequence_length=self.sequence_length,
+            micro_batch=self.micro_batch,
+            compute_dtype=self.compute_dtype,
             learning_rate=1e-2,
             loss=self.loss,
         )
-        return Layout(strategy=self.strategy, shape=shape, world_size=self.world_size, workload=workload)
+        return Layout(
+            strategy=self.strategy,
+            shape=msgspec.structs.replace(SHAPE, **self.changes),
+            world_size=self.world_size,
+            workload=workload,
+            mode=self.mode,
+            options=self.options,
+            degrees=self.degrees,
+        )
+
+
+class Probe(Value, frozen=True, kw_only=True):
+    """Positions of the last sequence, among those that this rank holds, whose logits moved."""
+
+    moved: tuple[int, ...]
 
 
 class Distances(Value, frozen=True, kw_only=True):
@@ -78,16 +107,43 @@ class Distances(Value, frozen=True, kw_only=True):
 
 def compare(payload: dict[str, Any], context: RankContext) -> None:
     """Entry point of the server: both models make the same updates; their distances go into the record."""
-    torch.set_num_threads(1)
     case = jsonfile.convert(payload, Case, source="case")
+    join(context)
+    loss.CHUNK_TOKENS = 7  # several chunks in a micro-batch of 32 tokens, and a short one
+    leave(context, _distances(case, context.rank))
+
+
+def perturb(payload: dict[str, Any], context: RankContext) -> None:
+    """Entry point of the server: one token of the last sequence changes; which logits do?"""
+    case = jsonfile.convert(payload["case"], Case, source="case")
+    join(context)
+    sharded, batch = sharded_of(case, torch.float64), batch_of(case, 0)
+    with torch.no_grad():
+        before = _last_logits(sharded, batch)
+        batch.ids_BS[-1, payload["changed"]] += 1
+        moved_S = (_last_logits(sharded, batch) - before).abs().amax(-1) > 1e-9
+    held_S = sharded.share.positions_S
+    held_S = torch.arange(case.sequence_length) if held_S is None else held_S
+    leave(context, Probe(moved=tuple(held_S[moved_S].tolist())))
+
+
+def join(context: RankContext) -> None:
+    """Into a process group, one thread, with norms that keep float64."""
+    torch.set_num_threads(1)
     store = FileStore(str(context.store), context.world_size)
     dist.init_process_group("gloo", store=store, rank=context.rank, world_size=context.world_size)
     keep_float64()
-    loss.CHUNK_TOKENS = 7  # several chunks in a micro-batch of 32 tokens, and a short one
-    distances = _distances(case, context.rank)
-    jsonfile.write(context.folder / f"record-{context.rank}.json", distances)
+
+
+def leave(context: RankContext, record: Value) -> None:
+    jsonfile.write(context.folder / f"record-{context.rank}.json", record)
     context.report("recorded")
     dist.destroy_process_group()
+
+
+def _last_logits(sharded: Sharded, batch: Batch) -> Tensor:
+    """[S, V] of the last sequence of the batch, the positions that this rank holds."""
+    return [sharded.logits(micro_batch) for micro_batch in sharded.micro_batches(batch)][-1][-1]
 
 
 def keep_float64() -> None:
@@ -114,17 +170,18 @@ def sharpen(model: nn.Module) -> None:
 
 def _distances(case: Case, rank: int) -> Distances:
     dtype = getattr(torch, case.dtype)
-    reference, sharded = _reference(case, dtype), _sharded(case, dtype)
-    optimizer = torch.optim.AdamW(reference.parameters(), lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1)
-    found: dict[str, float] = {"logits": 0.0, "loss": 0.0, "gradients": 0.0, "gradient_norm": 0.0}
+    reference, sharded = reference_of(case, dtype), sharded_of(case, dtype)
+    optimizer = adamw(reference.parameters(), case.layout)
+    found = {"logits": 0.0, "loss": 0.0, "gradients": 0.0, "gradient_norm": 0.0}
     worst, odd, num_gradients = "", set[str](), 0
-    for step in range(UPDATES):
-        batch = _batch(case, step)
+    # AdamW's first updates are g / (|g| + eps), which turns float32 rounding into real differences of the weights.
+    for step in range(UPDATES if dtype is torch.float64 else 1):
+        batch = batch_of(case, step)
         logits = forward(reference, batch)
         expected_loss = loss.loss_share(logits, batch)
         expected_loss.backward()
-        mine = batch.micro_batches(data_rank=sharded.data_rank, data_degree=sharded.data_degree, size=2)
-        found["logits"] = max(found["logits"], _logits_distance(sharded, mine, logits))
+        mine = sharded.micro_batches(batch)
+        found["logits"] = max(found["logits"], _logits_distance(sharded, mine, logits.detach()))
         share = sharded.forward_backward(mine)
         dist.all_reduce(share)
         found["loss"] = max(found["loss"], _distance(share, expected_loss.detach()))
@@ -137,6 +194,13 @@ def _distances(case: Case, rank: int) -> Distances:
         num_gradients = len(actual)
         norm = torch.stack([gradient.double().pow(2).sum() for gradient in expected.values()]).sum().sqrt()
         found["gradient_norm"] = max(found["gradient_norm"], _distance(sharded.gradient_norm(), norm))
+        if (clip_norm := case.options.clip_norm) is not None:
+            # Compared themselves: AdamW's updates hardly depend on the scale of the gradients.
+            torch.nn.utils.clip_grad_norm_(reference.parameters(), clip_norm)
+            sharded.clip_gradients(clip_norm)
+            clipped = [_distance(value, expected[name]) for name, value in sharded.full_gradients().items()]
+            found["gradients"] = max(found["gradients"], *clipped)
+            torch.nn.utils.clip_grad_norm_(reference.parameters(), clip_norm)  # as `step` will clip again
         optimizer.step()
         optimizer.zero_grad()
         sharded.step()
@@ -154,35 +218,41 @@ def _distances(case: Case, rank: int) -> Distances:
     )
 
 
-def _reference(case: Case, dtype: torch.dtype) -> nn.Module:
+def reference_of(case: Case, dtype: torch.dtype) -> nn.Module:
     model = build_model(case.layout.shape, device=CPU, seed=0)
     sharpen(model)
     return model.to(dtype)
 
 
-def _sharded(case: Case, dtype: torch.dtype) -> Sharded:
+def sharded_of(case: Case, dtype: torch.dtype) -> Sharded:
     """Cut by the registry's own road, from a model that starts where the reference does."""
-    model = _reference(case, dtype)
-    model.loss_kind = case.loss
-    sharded = shard(model, BuildConfig(layout=case.layout, mode=case.mode, device=CPU))
-    sharded.gradient_scale *= case.gradient_scale
+    model = reference_of(case, dtype)
+    model.head = Head(kind=case.loss)
+    sharded = shard(model, BuildConfig(layout=case.layout, device=CPU))
+    if case.mistake:
+        MISTAKES[case.mistake](sharded)
     return sharded
 
 
-def _batch(case: Case, step: int) -> Batch:
+def batch_of(case: Case, step: int) -> Batch:
     batch = synthetic_batch(case.layout.shape, case.layout.workload, step=step, device=CPU)
-    if case.masked_rank is None:
-        return batch
-    share = batch.ids_BS.shape[0] // case.layout.data_degree
-    batch.labels_BS[case.masked_rank * share : (case.masked_rank + 1) * share] = IGNORE_INDEX
-    return from_ids(batch.ids_BS, batch.labels_BS)
+    batch.labels_BS[list(case.masked_sequences)] = IGNORE_INDEX
+    batch.labels_BS[:, list(case.masked_positions)] = IGNORE_INDEX
+    batch = from_ids(batch.ids_BS, batch.labels_BS)
+    return packed(batch) if case.packed else batch
 
 
-def _logits_distance(sharded: Sharded, mine: list[Batch], logits: Tensor) -> float:
-    share = logits.shape[0] // sharded.data_degree
-    expected = logits[sharded.data_rank * share : (sharded.data_rank + 1) * share]
+def packed(batch: Batch) -> Batch:
+    """Each sequence as two documents; the second begins at another place in each."""
+    num_sequences, length = batch.ids_BS.shape
+    borders_B1 = (3 + 2 * torch.arange(num_sequences)).remainder(length - 1).clamp(min=1).unsqueeze(1)
+    documents_BS = (batch.positions_BS >= borders_B1).long()
+    return replace(batch, positions_BS=batch.positions_BS - borders_B1 * documents_BS, documents_BS=documents_BS)
+
+
+def _logits_distance(sharded: Sharded, mine: list[Batch], logits_BSV: Tensor) -> float:
     with torch.no_grad():
-        return _distance(torch.cat([forward(sharded.module, batch) for batch in mine]), expected)
+        return _distance(torch.cat([sharded.logits(batch) for batch in mine]), sharded.share.of(logits_BSV))
 
 
 def _distance(actual: Tensor, expected: Tensor) -> float:

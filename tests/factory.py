@@ -27,8 +27,8 @@ def cell(
     link: LinkProfile = LinkProfile.GLOO,
     micro_batch: int | None = None,
 ) -> Cell:
-    """A cell; by default ddp-tiny-eager-w2-gloo."""
-    workload = default_workload(size)
+    """A cell; by default ddp-tiny-eager-w2-gloo. On two ranks at least four where the strategy cuts along two axes."""
+    workload = default_workload(size, strategy, world_size)
     if micro_batch is not None:
         workload = msgspec.structs.replace(workload, micro_batch=micro_batch)
     return Cell(strategy=strategy, size=size, mode=mode, world_size=world_size, link=link, workload=workload)

@@ -1,11 +1,14 @@
 """Room strategies/batch.py: one global batch per step, whoever asks, and every sequence of it on exactly one rank."""
 
+import dataclasses
+
 import msgspec
 import pytest
 import torch
 
-from strategies.batch import IGNORE_INDEX, from_ids, synthetic_batch
-from strategies.spec import SIZES, default_workload
+from strategies.batch import IGNORE_INDEX, Share, from_ids, synthetic_batch
+from strategies.shapes import SIZES
+from strategies.spec import default_workload
 from tests.equivalence import CPU
 
 SHAPE, WORKLOAD = SIZES["tiny"], default_workload("tiny")
@@ -18,7 +21,8 @@ def batch(step=0, shape=SHAPE, **changes):
 @pytest.mark.parametrize(("data_degree", "size"), [(1, 8), (1, 1), (2, 4), (2, 2), (4, 2), (4, 1), (8, 1)])
 def test_micro_batches_of_all_ranks_are_the_global_batch_in_order(data_degree, size):
     whole = batch()
-    shares = [whole.micro_batches(data_rank=rank, data_degree=data_degree, size=size) for rank in range(data_degree)]
+    ranks = [Share(data_rank=rank, data_degree=data_degree) for rank in range(data_degree)]
+    shares = [whole.micro_batches(rank, size=size) for rank in ranks]
     assert {len(share) for share in shares} == {WORKLOAD.sequences // (data_degree * size)}
     parts = [part for share in shares for part in share]
     assert all(part.ids_BS.shape == (size, WORKLOAD.sequence_length) for part in parts)
@@ -89,9 +93,19 @@ def test_rows_keep_the_number_of_label_tokens_of_the_global_batch():
     labels[1:3] = IGNORE_INDEX
     whole = from_ids(ids, labels)
     assert whole.num_label_tokens == 6
-    part = whole.rows(1, 3)
-    assert part.num_label_tokens == 6
-    assert torch.equal(part.ids_BS, ids[1:3])
-    assert (part.labels_BS == IGNORE_INDEX).all()
-    micro_batches = whole.micro_batches(data_rank=1, data_degree=2, size=1)
-    assert [micro_batch.num_label_tokens for micro_batch in micro_batches] == [6, 6]
+    first, second = whole.micro_batches(Share(data_rank=1, data_degree=2), size=1)
+    assert (first.num_label_tokens, second.num_label_tokens) == (6, 6)
+    assert torch.equal(first.ids_BS, ids[2:3])
+    assert (first.labels_BS == IGNORE_INDEX).all()
+
+
+def test_share_of_a_sequence_holds_its_positions_in_its_order_and_documents_whole():
+    ids = torch.arange(32).reshape(4, 8)
+    whole = dataclasses.replace(from_ids(ids, ids + 1), documents_BS=(ids % 8) // 3)
+    share = Share(data_rank=1, data_degree=2, positions_S=torch.tensor([0, 1, 6, 7]))
+    first, second = whole.micro_batches(share, size=1)
+    assert first.ids_BS.tolist() == [[16, 17, 22, 23]]
+    assert second.labels_BS.tolist() == [[25, 26, 31, 32]]
+    assert first.positions_BS.tolist() == [[0, 1, 6, 7]]
+    assert first.num_label_tokens == 32
+    assert first.documents_BS.tolist() == [[0, 0, 0, 1, 1, 1, 2, 2]]

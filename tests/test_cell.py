@@ -1,13 +1,16 @@
 """Room perf/cell.py: a cell's name and JSON, the sampling plan's limits, and what makes two recipes differ."""
 
+import math
 import re
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from perf import jsonfile, matrix
 from perf.cell import Cell, Recipe, SamplingPlan
-from strategies.spec import SIZES, ComputeDtype, LinkProfile, Mode, StrategyName
+from strategies.shapes import SIZES
+from strategies.spec import ComputeDtype, LinkProfile, Mode, Options, StrategyName
 from tests.factory import PLAN, cell
 
 CELLS = matrix.cells_of("auto")
@@ -22,7 +25,8 @@ def test_json_gives_the_same_cell_back(of):
 def test_id_holds_each_axis_and_is_a_file_name(of):
     strategy, size, mode, ranks, link = of.id.split("-")
     assert (strategy, size, mode, link) == (of.strategy, of.size, of.mode, of.link)
-    assert ranks == f"w{of.world_size}"
+    assert math.prod(map(int, ranks.removeprefix("w").split("x"))) == of.world_size
+    assert ("x" in ranks) is (of.strategy in (StrategyName.HSDP, StrategyName.CP_USP))
     assert re.fullmatch(r"[a-z0-9._-]+", of.id)
 
 
@@ -44,6 +48,28 @@ def test_id_of_a_cell():
 )
 def test_each_axis_changes_the_id(change):
     assert cell(**change).id != cell().id
+
+
+def test_options_and_label_end_the_id_and_degrees_tell_several_axes():
+    options = Options(activation_checkpointing=True, optimizer_state=ComputeDtype.BFLOAT16, clip_norm=1.0)
+    of = replace(cell(StrategyName.HSDP, world_size=8), options=options, degrees=(4, 2), label="tuned")
+    assert of.id == "hsdp-tiny-eager-w4x2-gloo-ac+bf16state+clip1-tuned"
+    assert replace(of, degrees=()).id == "hsdp-tiny-eager-w2x4-gloo-ac+bf16state+clip1-tuned"
+    assert replace(cell(StrategyName.TP_SP), options=Options(async_tp=True)).id == "tp_sp-tiny-eager-w2-gloo-async"
+    assert (of.variant, cell().variant) == ("hsdp 4x2 ac+bf16state+clip1 tuned", "ddp")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"variables": (("NCCL_ALGO", "Tree"),)}, r"variables \(NCCL_ALGO\) needs a label"),
+        ({"label": "a-b"}, "only small letters"),
+        ({"label": "../x"}, "only small letters"),
+    ],
+)
+def test_cell_that_its_name_could_not_tell_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(cell(), **change)
 
 
 def test_workload_is_not_part_of_the_id():

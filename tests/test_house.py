@@ -142,11 +142,19 @@ def test_readme_tree_has_every_source_and_nothing_else():
 
 
 TESTED_WITH = {
+    "value": "spec",
     "unsharded": "equivalence",
     "data_parallel": "equivalence",
     "fully_sharded": "equivalence",
     "sharded": "equivalence",
+    "stage": "pipeline_parallel",
     "loss": "equivalence",
+    "context_index": "context_attention",
+    "block_attention": "context_attention",
+    "ring_attention": "context_attention",
+    "ulysses": "context_attention",
+    "vocabulary_parallel": "tensor_parallel",
+    "norm": "tensor_parallel",
     "record": "measurement",
     "job": "launch",
     "connection": "launch",

@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 
 from perf import jsonfile
-from strategies.spec import Value
+from strategies.value import Value
 from tests.factory import run_record, write_text
 
 

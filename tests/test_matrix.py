@@ -10,7 +10,8 @@ import pytest
 from perf import matrix
 from perf.cell import Cell
 from perf.connection import ROOT, python_path
-from strategies.spec import Mode, StrategyName, refusal
+from strategies.rules import refusal
+from strategies.spec import ZERO_BUBBLE, Mode, StrategyName
 
 WHOLE = {"strategy": '"ddp"', "size": '"tiny"', "mode": '"eager"', "world_size": "2", "link": '"gloo"'}
 
@@ -66,12 +67,28 @@ def test_smoke_runs_on_any_cpu_with_every_strategy_and_mode():
     assert {(cell.size, cell.device_kind) for cell in cells} == {("tiny", "cpu")}
 
 
-def test_node_is_the_full_product_on_at_most_2_gpus():
+def test_node_is_every_strategy_on_as_few_gpus_as_it_can():
     cells = matrix.cells_of("node")
-    assert len(cells) == len(StrategyName) * 2 * len(Mode)
+    assert len(cells) == 2 * (2 * len(StrategyName) - len(ZERO_BUBBLE))
     assert {cell.device_kind for cell in cells} == {"cuda"}
-    assert {cell.world_size for cell in cells if cell.strategy is StrategyName.SINGLE} == {1}
-    assert {cell.world_size for cell in cells if cell.strategy is not StrategyName.SINGLE} == {2}
+    num_gpus = {cell.strategy: cell.world_size for cell in cells}
+    fours = {StrategyName.HSDP, StrategyName.CP_USP}
+    assert num_gpus == dict.fromkeys(StrategyName, 2) | dict.fromkeys(fours, 4) | {StrategyName.SINGLE: 1}
+
+
+def test_file_may_set_options_degrees_variables_and_a_label(load):
+    (cell,) = load(
+        table(
+            strategy='"hsdp"',
+            world_size="4",
+            degrees="[2, 2]",
+            activation_checkpointing="true",
+            variables='{NCCL_ALGO = "Tree"}',
+            label='"tree"',
+        )
+    )
+    assert cell.id == "hsdp-tiny-eager-w2x2-gloo-ac-tree"
+    assert (cell.variables, cell.options.activation_checkpointing) == ((("NCCL_ALGO", "Tree"),), True)
 
 
 def test_file_gives_the_product_of_its_lists_in_the_order_written(load):
@@ -96,7 +113,7 @@ def test_file_may_change_the_workload_and_leaves_the_rest(load):
 
 
 REFUSED = {
-    "unknown strategy": (table(strategy='"zero9"'), ["cells 1", "zero9", "known strategy: single, ddp, fsdp2"]),
+    "unknown strategy": (table(strategy='"zero9"'), ["cells 1", "zero9", "known strategy: single, ddp, zero1"]),
     "unknown strategy in a list": (table(strategy='["ddp", "zero9"]'), ["zero9", "known strategy"]),
     "unknown size": (table(size='"9b"'), ["unknown size '9b'", "known: tiny, 0.6b, 1.7b, 4b, 7b, 8b"]),
     "unknown mode": (table(mode='"graphs"'), ["graphs", "known mode: eager, compile"]),

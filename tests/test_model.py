@@ -7,13 +7,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from transformers import AttentionInterface
+from transformers import Qwen3ForCausalLM
 
 from strategies import model as room
 from strategies.batch import IGNORE_INDEX, Batch, from_ids, synthetic_batch
 from strategies.loss import loss_share
-from strategies.model import ATTENTION, build_model, causal_sdpa, forward, initialise, load_checkpoint
-from strategies.spec import SIZES, default_workload
+from strategies.model import ATTENTION, build_model, forward, initialise, load_checkpoint
+from strategies.shapes import SIZES
+from strategies.spec import default_workload
 from tests.equivalence import CPU, SHAPE, sharpen
 
 UNTIED = msgspec.structs.replace(SHAPE, tied_embeddings=False)
@@ -116,9 +117,14 @@ def test_token_is_seen_by_itself_and_all_later_positions_and_by_no_earlier_one(c
     assert (moved_BS[:, changed:] > 1e-5).all()
 
 
+def hf_logits(model, batch):
+    """By Hugging Face's own forward, with its masks."""
+    return Qwen3ForCausalLM.forward(model, input_ids=batch.ids_BS, position_ids=batch.positions_BS).logits
+
+
 @pytest.mark.parametrize("theirs", ["sdpa", "eager"])
 @pytest.mark.parametrize("shape", [SHAPE, SIZES["tiny"], UNTIED], ids=["small", "tiny", "untied"])
-def test_attention_equals_that_of_transformers(theirs, shape):
+def test_model_equals_that_of_transformers(theirs, shape):
     batch = batch_of(random_ids(shape))
     logits, gradients = [], []
     for name in (ATTENTION, theirs):
@@ -126,26 +132,11 @@ def test_attention_equals_that_of_transformers(theirs, shape):
         sharpen(model)
         model.set_attn_implementation(name)
         assert model.config._attn_implementation == name
-        logits.append(forward(model, batch))
+        logits.append(forward(model, batch) if name == ATTENTION else hf_logits(model, batch))
         logits[-1].square().mean().backward()
         gradients.append(model.get_parameter("model.layers.0.self_attn.k_proj.weight").grad)
     torch.testing.assert_close(*logits, rtol=1e-5, atol=1e-5)
     assert (gradients[0] - gradients[1]).abs().max() < 1e-4 * gradients[1].abs().max()
-
-
-def test_transformers_builds_no_mask_for_the_registered_attention():
-    masks = []
-
-    def spy(module, query, key, value, attention_mask, **kwargs):
-        masks.append(attention_mask)
-        return causal_sdpa(module, query, key, value, attention_mask, **kwargs)
-
-    AttentionInterface.register(ATTENTION, spy)
-    try:
-        forward(build_model(SHAPE, device=CPU, seed=0), batch_of(random_ids()))
-    finally:
-        AttentionInterface.register(ATTENTION, causal_sdpa)
-    assert masks == [None] * SHAPE.num_layers
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ from perf.launch import loopback_variables
 from perf.measurement import measure, straggler
 from perf.record import MemoryPeaks, RankRecord
 from strategies.model import build_model
-from strategies.spec import SIZES, StrategyName
+from strategies.shapes import SIZES
+from strategies.spec import AXES, StrategyName
 from tests.equivalence import CPU
 from tests.factory import cell, run_record
 
@@ -37,11 +38,12 @@ LEDGERS = {
         "reduce_scatter": (6, 2 * (LAYERS_BYTES + ROOT_BYTES)),
     },
 }
-SHARDED = pytest.mark.parametrize("strategy", LEDGERS)
+SHARDED = pytest.mark.parametrize("strategy", [name for name in StrategyName if name is not StrategyName.SINGLE])
+NUM_RANKS = {name: 2 ** len(AXES[name]) for name in StrategyName} | {StrategyName.SINGLE: 1}
 
 
 def job(strategy=StrategyName.DDP, plan=PLAN, fault=None):
-    of = cell(strategy, world_size=1 if strategy is StrategyName.SINGLE else 2)
+    of = cell(strategy, world_size=NUM_RANKS[strategy])
     planted = Fault.parse(fault) if fault else None
     return Job(cell=of, plan=plan, requested_at_s=time.monotonic(), deadline_s=60.0, fault=planted)
 
@@ -89,8 +91,6 @@ def test_marks_increase_and_hold_the_steps_between_them(runs, strategy):
 @SHARDED
 def test_losses_of_the_ranks_add_up_to_those_of_the_unsharded_model(runs, strategy):
     assert runs[strategy].losses == pytest.approx(runs[StrategyName.SINGLE].losses, abs=1e-5)
-    shares = {record.losses for record in runs[strategy].ranks}
-    assert len(shares) == 2  # each rank saw other sequences
 
 
 @pytest.mark.parametrize("strategy", StrategyName)
@@ -102,7 +102,8 @@ def test_loss_falls_in_every_step(runs, strategy):
 @pytest.mark.parametrize("name", ["start_gradient_norm", "end_gradient_norm"])
 def test_gradient_norm_is_global_and_that_of_the_unsharded_model(runs, strategy, name):
     expected = getattr(runs[StrategyName.SINGLE].ranks[0], name)
-    assert [getattr(record, name) for record in runs[strategy].ranks] == pytest.approx([expected] * 2, rel=1e-4)
+    norms = [getattr(record, name) for record in runs[strategy].ranks]
+    assert norms == pytest.approx([expected] * NUM_RANKS[strategy], rel=1e-4)
 
 
 @pytest.mark.parametrize("strategy", StrategyName)
@@ -110,10 +111,11 @@ def test_parameters_and_tokens_of_the_ranks_add_up_to_the_models_and_the_batchs(
     of_run = runs[strategy]
     assert sum(record.num_parameters for record in of_run.ranks) == SHAPE.num_parameters
     assert sum(record.tokens_per_step for record in of_run.ranks) == of_run.cell.workload.tokens_per_step
-    assert len({record.tokens_per_step for record in of_run.ranks}) == 1
+    seen = {record.tokens_per_step for record in of_run.ranks}
+    assert len(seen) == 1 or seen == {0, of_run.cell.workload.tokens_per_step}
 
 
-@SHARDED
+@pytest.mark.parametrize("strategy", LEDGERS)
 def test_ledger_is_that_of_one_step_alone(runs, strategy):
     for record in runs[strategy].ranks:
         assert {entry.op: (entry.count, entry.bytes) for entry in record.ledger} == LEDGERS[strategy]

@@ -1,0 +1,92 @@
+"""`cp_ulysses`, `cp_ring`, `cp_usp`: every rank holds other positions of every sequence, and attention exchanges them.
+
+The exchanges, with their papers, are in `ulysses` and `ring_attention`. All that is not attention works on each
+position alone. Parameters, gradients and optimizer state are sharded over the same ranks as `fsdp2` does it: the sum
+of the gradients over the positions is then one with that over the shards.
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import AttentionInterface
+
+from strategies.batch import Share
+from strategies.context_index import contiguous_index, usp_index, zigzag_index
+from strategies.fully_sharded import fully_shard_model
+from strategies.model import Qwen3, prepare_layers
+from strategies.optimizer import adamw
+from strategies.ring_attention import ring_attention
+from strategies.sharded import BuildConfig, Sharded
+from strategies.ulysses import ulysses_attention, usp_attention
+
+ATTENTION = "context_parallel"
+"""Registered name of the attention of this process."""
+Exchange = Callable[[Tensor, Tensor, Tensor, float, Tensor | None], Tensor]
+"""(q, k, v, scale, documents) -> output [B, heads, S, head_dim], all of this rank's positions."""
+
+
+def build_context_parallel(model: nn.Module, mesh: DeviceMesh, config: BuildConfig) -> Sharded:
+    """Cuts the sequence over the whole mesh."""
+    assert isinstance(model, Qwen3)
+    layout = config.layout
+    use_attention(model, exchange_over(mesh))
+    prepare_layers(model, layout)
+    shards = mesh if mesh.ndim == 1 else mesh._flatten("context")
+    fully_shard_model(model, shards, layout)
+    index_S = positions(mesh, layout.workload.sequence_length)
+    return Sharded(
+        module=model,
+        unwrapped=model,
+        optimizer=adamw(model.parameters(), layout),
+        mesh=mesh,
+        layout=layout,
+        share=Share(positions_S=index_S.to(config.device)),
+        gradient_scale=mesh.size(),
+    )
+
+
+def positions(mesh: DeviceMesh, sequence_length: int) -> Tensor:
+    """The positions [S] of a sequence that this rank holds, in its order."""
+    names = mesh.mesh_dim_names or ()
+    if "ulysses" not in names:
+        return zigzag_index(sequence_length, mesh.size(), mesh.get_local_rank())
+    if "ring" not in names:
+        return contiguous_index(sequence_length, mesh.size(), mesh.get_local_rank())
+    ring, ulysses = mesh["ring"], mesh["ulysses"]
+    return usp_index(sequence_length, ring.size(), ring.get_local_rank(), ulysses.size(), ulysses.get_local_rank())
+
+
+def exchange_over(mesh: DeviceMesh) -> Exchange:
+    """The attention of the axes that the mesh has."""
+    names = mesh.mesh_dim_names or ()
+    if "ulysses" not in names:
+        ring = mesh.get_group("ring")
+        return lambda q, k, v, scale, documents: ring_attention(q, k, v, ring, scale, documents)
+    ulysses = mesh.get_group("ulysses")
+    if "ring" not in names:
+        return lambda q, k, v, scale, documents: ulysses_attention(q, k, v, ulysses, scale, documents)
+    ring = mesh.get_group("ring")
+    return lambda q, k, v, scale, documents: usp_attention(q, k, v, ring, ulysses, scale, documents)
+
+
+def use_attention(model: Qwen3, exchange: Exchange) -> None:
+    """Makes the model's layers attend over the ranks; one exchange a process."""
+
+    def attend(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        scaling: float,
+        documents_BS: Tensor | None = None,
+        **kwargs: object,
+    ) -> tuple[Tensor, None]:
+        # Autocast would bring queries and keys, which a float32 norm has widened, back to the compute dtype.
+        output_BHSD = exchange(query.to(value.dtype), key.to(value.dtype), value, scaling, documents_BS)
+        return output_BHSD.transpose(1, 2).contiguous(), None
+
+    AttentionInterface.register(ATTENTION, attend)
+    model.set_attn_implementation(ATTENTION)

@@ -1,0 +1,181 @@
+"""Every reason to refuse a layout, in one table: asked before any process starts, answered with numbers and cure.
+
+No torch.
+"""
+
+import math
+from collections.abc import Callable
+
+from strategies.spec import AXES, STAGES_PER_RANK, ZERO_BUBBLE, Layout, LinkProfile, Mode, StrategyName
+
+
+def _positive(layout: Layout) -> str | None:
+    workload = layout.workload
+    numbers = {
+        "world size": layout.world_size,
+        "sequences": workload.sequences,
+        "sequence length": workload.sequence_length,
+        "micro-batch": workload.micro_batch,
+    }
+    bad = [f"{name} {number}" for name, number in numbers.items() if number < 1]
+    return f"must be at least 1: {', '.join(bad)}" if bad else None
+
+
+def _single_rank(layout: Layout) -> str | None:
+    if layout.strategy is StrategyName.SINGLE and layout.world_size != 1:
+        return f"`single` is the unsharded model on 1 rank, not {layout.world_size}; use `ddp` to replicate it"
+    return None
+
+
+def _degrees(layout: Layout) -> str | None:
+    names, degrees = AXES[layout.strategy], layout.degrees
+    if degrees and (len(degrees) != len(names) or math.prod(degrees) != layout.world_size):
+        return (
+            f"`{layout.strategy}` needs one degree for each of {', '.join(names)}, their product the world size "
+            f"{layout.world_size}, not {' x '.join(map(str, degrees))}"
+        )
+    if layout.strategy is not StrategyName.SINGLE and min(layout.axes.values()) < 2:
+        cut = " x ".join(f"{axis} {degree}" for axis, degree in layout.axes.items())
+        least = 2 ** len(names)
+        return f"`{layout.strategy}` over {cut} cuts nothing along one axis; use at least {least} ranks, 2 an axis"
+    return None
+
+
+def _batch_divides(layout: Layout) -> str | None:
+    workload = layout.workload
+    per_forward = layout.data_degree * workload.micro_batch
+    if workload.sequences % per_forward:
+        per_rank, rest = divmod(workload.sequences, layout.data_degree)
+        even = f"choose a micro-batch that divides {workload.sequences} / {layout.data_degree} = {per_rank}"
+        uneven = f"choose a number of sequences that data degree {layout.data_degree} divides"
+        return (
+            f"{workload.sequences} sequences a step do not divide into data degree {layout.data_degree} x micro-batch "
+            f"{workload.micro_batch} = {per_forward}; {uneven if rest else even}"
+        )
+    return None
+
+
+def _tensor_divides(layout: Layout) -> str | None:
+    degree, shape = layout.degree("tp"), layout.shape
+    numbers = {
+        "heads": shape.num_heads,
+        "kv heads": shape.num_kv_heads,
+        "intermediate size": shape.intermediate_size,
+        "vocabulary": shape.vocab_size,
+    }
+    if layout.strategy is StrategyName.TP_SP:
+        numbers["sequence length"] = layout.workload.sequence_length
+    return _undivided(numbers, degree, "tensor degree")
+
+
+def _sequence_divides(layout: Layout) -> str | None:
+    ring, ulysses, length = layout.degree("ring"), layout.degree("ulysses"), layout.workload.sequence_length
+    if ring > 1 and length % (2 * ring * ulysses):
+        return (
+            f"a zigzag needs the sequence length {length} to divide by 2 x ring {ring} x ulysses {ulysses} = "
+            f"{2 * ring * ulysses}; choose a multiple of it"
+        )
+    return _undivided({"sequence length": length}, ulysses, "ulysses degree")
+
+
+def _heads_for_ulysses(layout: Layout) -> str | None:
+    degree, heads, kv_heads = layout.degree("ulysses"), layout.shape.num_heads, layout.shape.num_kv_heads
+    if heads % degree:
+        return f"{heads} heads do not divide by ulysses degree {degree}; choose a divisor of {heads}"
+    if kv_heads % degree and degree % kv_heads:
+        return (
+            f"{kv_heads} kv heads can be neither cut nor repeated over ulysses degree {degree}; choose a divisor or a "
+            f"multiple of {kv_heads}"
+        )
+    return None
+
+
+def _layers_for_stages(layout: Layout) -> str | None:
+    if layout.shape.num_layers < layout.num_stages:
+        per_rank = STAGES_PER_RANK[layout.strategy]
+        return (
+            f"{layout.shape.num_layers} layers cannot fill {layout.degree('pp')} ranks x {per_rank} stages = "
+            f"{layout.num_stages}; choose at most {layout.shape.num_layers // per_rank} ranks"
+        )
+    return None
+
+
+def _microbatches_for_schedule(layout: Layout) -> str | None:
+    """What torch.distributed.pipelining's schedules ask for; GPipe and ZBV take any number."""
+    degree, count = layout.degree("pp"), layout.num_micro_batches
+    match layout.strategy:
+        case StrategyName.PP_1F1B:
+            if count < degree:
+                return _too_few(count, degree, f"1F1B on {degree} stages")
+        case StrategyName.PP_INTERLEAVED | StrategyName.PP_INTERLEAVED_ZB:
+            rounds = max(1, count // degree)
+            if count % rounds:
+                return f"{count} microbatches do not fall into {rounds} equal rounds; choose a multiple of {degree}"
+        case StrategyName.PP_DUALPIPEV:
+            if count < layout.num_stages:
+                return _too_few(count, layout.num_stages, f"DualPipeV on {layout.num_stages} stages")
+        case _:
+            pass
+    return None
+
+
+def _zero_bubble_compiled(layout: Layout) -> str | None:
+    if layout.strategy in ZERO_BUBBLE and layout.mode is not Mode.EAGER:
+        return (
+            f"`{layout.strategy}` runs each backward in two parts; compiled layers then give wrong gradients without a "
+            "word (or raise on donated buffers); use eager, or `pp_interleaved`"
+        )
+    return None
+
+
+def _asynchronous(layout: Layout) -> str | None:
+    if not layout.options.async_tp:
+        return None
+    if layout.strategy is not StrategyName.TP_SP:
+        return f"async TP splits the products of `tp_sp`, not of `{layout.strategy}`"
+    if layout.mode is Mode.EAGER:
+        return "async TP is a pass of the compiler and does nothing in eager mode; use mode compile"
+    if layout.link is LinkProfile.NO_P2P:
+        return "async TP reads the memory of its peers, which link no_p2p switches off; use link native"
+    return None
+
+
+def _clip(layout: Layout) -> str | None:
+    norm = layout.options.clip_norm
+    return (
+        None if norm is None or norm > 0 else f"gradients cannot be clipped to the norm {norm:g}; give a positive one"
+    )
+
+
+def _undivided(numbers: dict[str, int], degree: int, name: str) -> str | None:
+    bad = [f"{what} {number}" for what, number in numbers.items() if number % degree]
+    if not bad:
+        return None
+    common = math.gcd(*numbers.values())
+    return f"{' and '.join(bad)} do not divide by {name} {degree}; choose a divisor of {common}"
+
+
+def _too_few(count: int, least: int, what: str) -> str:
+    return f"{count} microbatches are too few for {what}; choose a micro-batch that makes at least {least}"
+
+
+RULES: tuple[Callable[[Layout], str | None], ...] = (
+    _positive,
+    _single_rank,
+    _degrees,
+    _batch_divides,
+    _tensor_divides,
+    _sequence_divides,
+    _heads_for_ulysses,
+    _layers_for_stages,
+    _microbatches_for_schedule,
+    _zero_bubble_compiled,
+    _asynchronous,
+    _clip,
+)
+"""Every reason to refuse a layout, in the order in which they are said; each returns a message or None."""
+
+
+def refusal(layout: Layout) -> str | None:
+    """Why this layout cannot be run, with the numbers and the cure, or None when it can."""
+    return next((message for rule in RULES if (message := rule(layout))), None)

@@ -16,6 +16,7 @@ from strategies.fully_sharded import build_fully_sharded
 from strategies.model import build_model
 from strategies.sharded import BuildConfig, Builder, Sharded
 from strategies.spec import StrategyName
+from strategies.tensor_parallel import build_tensor_parallel
 from strategies.unsharded import build_single
 
 BUILDERS: dict[StrategyName, Builder] = {
@@ -25,6 +26,8 @@ BUILDERS: dict[StrategyName, Builder] = {
     StrategyName.ZERO2: build_fully_sharded,
     StrategyName.FSDP2: build_fully_sharded,
     StrategyName.HSDP: build_fully_sharded,
+    StrategyName.TP: build_tensor_parallel,
+    StrategyName.TP_SP: build_tensor_parallel,
     StrategyName.CP_ULYSSES: build_context_parallel,
     StrategyName.CP_RING: build_context_parallel,
     StrategyName.CP_USP: build_context_parallel,

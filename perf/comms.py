@@ -45,7 +45,10 @@ _FUNCTIONAL = {
     "reduce_scatter_tensor": "reduce_scatter",
     "all_to_all_single": "all_to_all",
     "broadcast": "broadcast",
+    "isend": "send",
+    "irecv": "recv",
 }
+"""Point to point only in code that torch 2.13 or newer has traced; eager calls are c10d's on every version."""
 _NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 _SILENT = ("wait_tensor", "_wrap_tensor_autograd")
 
@@ -94,9 +97,15 @@ class Ledger(TorchDispatchMode):
         else:
             base = name.rstrip("_").removesuffix("_coalesced").removesuffix("_out")
             op, position = _FUNCTIONAL.get(base, base), 0
-        payload = _tensors(args[position])
+        if op == "batch_p2p_ops":
+            for call, tensor in zip(args[0], args[3], strict=True):
+                self._count(_FUNCTIONAL[call], self._axis(args), [tensor])
+        else:
+            self._count(op, self._axis(args), _tensors(args[position]))
+
+    def _count(self, op: str, axis: str, payload: list[Tensor]) -> None:
         dtype = str(payload[0].dtype).removeprefix("torch.") if payload else "none"
-        key = (op, self._axis(args), dtype)
+        key = (op, axis, dtype)
         self._counts[key] += 1
         self._bytes[key] += sum(tensor.numel() * tensor.element_size() for tensor in payload)
         self.arrivals_s.append(time.monotonic())

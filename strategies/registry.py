@@ -14,6 +14,7 @@ from strategies.context_parallel import build_context_parallel
 from strategies.data_parallel import build_data_parallel
 from strategies.fully_sharded import build_fully_sharded
 from strategies.model import build_model
+from strategies.pipeline_parallel import build_pipeline_parallel
 from strategies.sharded import BuildConfig, Builder, Sharded
 from strategies.spec import StrategyName
 from strategies.tensor_parallel import build_tensor_parallel
@@ -28,6 +29,12 @@ BUILDERS: dict[StrategyName, Builder] = {
     StrategyName.HSDP: build_fully_sharded,
     StrategyName.TP: build_tensor_parallel,
     StrategyName.TP_SP: build_tensor_parallel,
+    StrategyName.PP_GPIPE: build_pipeline_parallel,
+    StrategyName.PP_1F1B: build_pipeline_parallel,
+    StrategyName.PP_INTERLEAVED: build_pipeline_parallel,
+    StrategyName.PP_INTERLEAVED_ZB: build_pipeline_parallel,
+    StrategyName.PP_ZBV: build_pipeline_parallel,
+    StrategyName.PP_DUALPIPEV: build_pipeline_parallel,
     StrategyName.CP_ULYSSES: build_context_parallel,
     StrategyName.CP_RING: build_context_parallel,
     StrategyName.CP_USP: build_context_parallel,

@@ -3,14 +3,19 @@
 
 PYTHON ?= .venv/bin/python
 ARGS ?=
+# Each worker of the tests keeps a server of ranks, and most tests have two ranks: more workers than cores help nobody.
+WORKERS ?= 2
 
-.PHONY: perf test lint clean
+.PHONY: perf test test-all lint clean
 
 perf: setup
 	$(PYTHON) -m pytest perf --perf-matrix smoke --perf-provisional --perf-allow=no-baseline,noisy $(ARGS)
 
 test: setup
-	$(PYTHON) -m pytest tests $(ARGS)
+	$(PYTHON) -m pytest tests -n $(WORKERS) $(ARGS)
+
+test-all: setup
+	$(PYTHON) -m pytest tests -n $(WORKERS) -m "long or not long" $(ARGS)
 
 lint: setup
 	$(PYTHON) -m ruff check .

@@ -6,7 +6,7 @@ ARGS ?=
 # Each worker of the tests keeps a server of ranks, and most tests have two ranks: more workers than cores help nobody.
 WORKERS ?= 2
 
-.PHONY: perf test test-all lint clean
+.PHONY: perf test test-long test-all lint clean
 
 perf: setup
 	$(PYTHON) -m pytest perf --perf-matrix smoke --perf-provisional --perf-allow=no-baseline,noisy $(ARGS)
@@ -14,8 +14,10 @@ perf: setup
 test: setup
 	$(PYTHON) -m pytest tests -n $(WORKERS) $(ARGS)
 
-test-all: setup
-	$(PYTHON) -m pytest tests -n $(WORKERS) -m "long or not long" $(ARGS)
+test-long: setup
+	$(PYTHON) -m pytest tests -n $(WORKERS) -m long $(ARGS)
+
+test-all: test test-long
 
 lint: setup
 	$(PYTHON) -m ruff check .

@@ -80,7 +80,10 @@ class Cell(Value, frozen=True, kw_only=True):
     @property
     def _degrees(self) -> str:
         """Of a strategy that cuts along several axes."""
-        return "x".join(map(str, self.layout.axes.values())) if len(AXES[self.strategy]) > 1 else ""
+        if len(AXES[self.strategy]) == 1:
+            return ""
+        # As given, also where they do not fit: the refusal says so, under this name.
+        return "x".join(map(str, self.degrees or self.layout.axes.values()))
 
     @property
     def _labels(self) -> list[str]:

@@ -111,7 +111,9 @@ def _mode_errors(run: RunRecord) -> list[str]:
     for rank in run.ranks:
         if not rank.attention:
             # torch's unfused fallback is no kernel: it holds all scores, S x S for each head.
-            errors.append(f"mode not in effect: rank {rank.rank} met no fused attention kernel")
+            what = f"head dim {run.cell.shape.head_dim}, {run.cell.workload.compute_dtype}"
+            cure = "choose a dtype that one takes, or switch torch's kernels on again"
+            errors.append(f"mode not in effect: rank {rank.rank} met no fused attention kernel ({what}); {cure}")
         if run.cell.mode is not Mode.COMPILE:
             continue
         if rank.compile.graphs == 0:

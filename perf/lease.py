@@ -46,9 +46,9 @@ class Lease:
         self._owner = path.with_suffix(".owner")
 
     def __enter__(self) -> Self:
-        _make_common(Path(self._lock.lock_file).parent)
         while True:
             try:
+                _make_common(Path(self._lock.lock_file).parent)
                 self._lock.acquire(timeout=ASK_EVERY_S)
                 break
             except Timeout:

@@ -103,7 +103,7 @@ def _from_table(table: Any, source: str) -> list[Cell]:
             default = default_workload(named["size"], StrategyName(named["strategy"]), int(named["world_size"]))
             workload = msgspec.to_builtins(default) | changes
             cells.append(msgspec.convert(named | own | {"workload": workload, "options": options}, Cell))
-        except (msgspec.ValidationError, ValueError) as error:
+        except (msgspec.ValidationError, ValueError, TypeError) as error:
             raise ValueError(f"{source}: {named}: {error}{_known(named)}") from None
     return cells
 

@@ -5,12 +5,10 @@ position alone. Parameters, gradients and optimizer state are sharded over the s
 of the gradients over the positions is then one with that over the shards.
 """
 
-from collections.abc import Callable
-
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from transformers import AttentionInterface
 
+from strategies.attention import Attention, register
 from strategies.batch import Share
 from strategies.context_index import contiguous_index, usp_index, zigzag_index
 from strategies.fully_sharded import fully_shard_model
@@ -22,15 +20,13 @@ from strategies.ulysses import ulysses_attention, usp_attention
 
 ATTENTION = "context_parallel"
 """Registered name of the attention of this process."""
-Exchange = Callable[[Tensor, Tensor, Tensor, float, Tensor | None], Tensor]
-"""(q, k, v, scale, documents) -> output [B, heads, S, head_dim], all of this rank's positions."""
 
 
 def build_context_parallel(model: nn.Module, mesh: DeviceMesh, config: BuildConfig) -> Sharded:
     """Cuts the sequence over the whole mesh."""
     assert isinstance(model, Qwen3)
     layout = config.layout
-    use_attention(model, exchange_over(mesh))
+    use_attention(model, attention_over(mesh))
     prepare_layers(model, layout)
     shards = mesh if mesh.ndim == 1 else mesh._flatten("context")
     fully_shard_model(model, shards, layout)
@@ -57,7 +53,7 @@ def positions(mesh: DeviceMesh, sequence_length: int) -> Tensor:
     return usp_index(sequence_length, ring.size(), ring.get_local_rank(), ulysses.size(), ulysses.get_local_rank())
 
 
-def exchange_over(mesh: DeviceMesh) -> Exchange:
+def attention_over(mesh: DeviceMesh) -> Attention:
     """The attention of the axes that the mesh has."""
     names = mesh.mesh_dim_names or ()
     if "ulysses" not in names:
@@ -70,23 +66,7 @@ def exchange_over(mesh: DeviceMesh) -> Exchange:
     return lambda q, k, v, scale, documents: usp_attention(q, k, v, ring, ulysses, scale, documents)
 
 
-def use_attention(model: Qwen3, exchange: Exchange) -> None:
-    """Makes the model's layers attend over the ranks; one exchange a process."""
-
-    def attend(
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        *,
-        scaling: float,
-        documents_BS: Tensor | None = None,
-        **kwargs: object,
-    ) -> tuple[Tensor, None]:
-        # Autocast would bring queries and keys, which a float32 norm has widened, back to the compute dtype.
-        output_BHSD = exchange(query.to(value.dtype), key.to(value.dtype), value, scaling, documents_BS)
-        return output_BHSD.transpose(1, 2).contiguous(), None
-
-    AttentionInterface.register(ATTENTION, attend)
+def use_attention(model: Qwen3, attention: Attention) -> None:
+    """Makes the model's layers attend over the ranks; one such attention a process."""
+    register(ATTENTION, attention)
     model.set_attn_implementation(ATTENTION)

@@ -19,7 +19,7 @@ from strategies.spec import Layout, StrategyName
 UNIT_NUMEL = 60_000_000
 """Neighbouring layers are gathered and reduced together up to so many parameters (120 MB in bfloat16).
 
-Each unit costs the host about 2 ms a step in hooks and collectives, whatever its size. With one per layer, a compiled
+Each unit costs the host some 3 ms a step in hooks and collectives, whatever its size. With one per layer, a compiled
 step of 0.6b on two H200s waits for the host: 247 ms, and 178 ms with four layers a unit, for 0.3 % more memory.
 """
 

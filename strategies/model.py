@@ -5,50 +5,22 @@ from functools import partial
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AttentionInterface, Qwen3Config
+from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3ForCausalLM
 
+from strategies.attention import causal_attention, register
 from strategies.batch import Batch
 from strategies.loss import Head
 from strategies.shapes import ModelShape
 from strategies.spec import Layout, LossKind, Mode
 
 INIT_STD = 0.02
-ATTENTION = "causal_sdpa"
-"""Registered name of the attention below."""
-
-
-def causal_sdpa(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    scaling: float,
-    documents_BS: Tensor | None = None,
-    **kwargs: object,
-) -> tuple[Tensor, None]:
-    """Causal attention over whole sequences, [B, heads, S, head_dim] -> [B, S, heads, head_dim].
-
-    Args:
-        documents_BS: which of the documents packed into a sequence each token belongs to: none sees another's tokens.
-
-    Under a name of its own transformers builds no mask: its mask code costs a device sync per forward in eager mode,
-    and a dense 4-D mask (which rules out the flash kernels) when the model is compiled.
-    """
-    mask = None if documents_BS is None else (documents_BS[:, None, :, None] == documents_BS[:, None, None, :]).tril()
-    output = F.scaled_dot_product_attention(
-        query, key, value, mask, is_causal=mask is None, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
-    )
-    return output.transpose(1, 2).contiguous(), None
-
-
-AttentionInterface.register(ATTENTION, causal_sdpa)
+ATTENTION = "causal_attention"
+"""Registered name of the attention of whole sequences."""
+register(ATTENTION, causal_attention)
 
 
 class Qwen3(Qwen3ForCausalLM):

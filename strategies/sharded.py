@@ -115,6 +115,8 @@ class Sharded:
         mesh, dims = self.mesh, [axis for axis in range(self.mesh.ndim) if _names(self.mesh)[axis] != "pp"]
         if isinstance(parameter, DTensor):
             mesh = parameter.device_mesh
+            # A mesh of fewer ranks would have copies on the others, which nothing here counts.
+            assert mesh.size() == math.prod(self.mesh.size(dim) for dim in dims)
             dims = [dim for dim, placement in enumerate(parameter.placements) if not placement.is_shard()]
         coordinate = mesh.get_coordinate()
         assert coordinate is not None
@@ -140,7 +142,7 @@ class Sharded:
         return tensors
 
     def gradient_norm(self) -> Tensor:
-        """Global L2 norm of the gradients in float64, each element counted once. Every rank must call it."""
+        """Global L2 norm of the gradients, as float64, each element counted once. Every rank must call it."""
         by_copies: dict[int, list[Tensor]] = {}
         for name, parameter in self.named_parameters():
             if parameter.grad is not None:

@@ -154,13 +154,14 @@ def default_workload(size: str, strategy: StrategyName = StrategyName.SINGLE, wo
     """
     if size not in SIZES:
         raise ValueError(f"unknown size {size!r}; known: {', '.join(SIZES)}")
+    world_size = max(1, world_size)  # another one is refused, with its number, where the layout is asked
     sequences, length, micro_batch = (8, 64, 2) if size == "tiny" else (16, 2048, MICRO_BATCHES[size])
     if "pp" in AXES[strategy]:
         micro_batch = max(1, sequences // (4 * world_size))
     elif CONTEXT_AXES & set(AXES[strategy]):
         micro_batch = min(sequences, micro_batch * world_size)
     elif DATA_AXES & set(AXES[strategy]):
-        micro_batch = max(1, min(micro_batch, sequences // max(1, world_size)))
+        micro_batch = max(1, min(micro_batch, sequences // world_size))
     return Workload(
         sequences=sequences,
         sequence_length=length,
@@ -238,5 +239,6 @@ def _even_degrees(world_size: int, num_axes: int) -> tuple[int, ...]:
     """The most even split over two axes, the larger part inside; the whole over one."""
     if num_axes == 1:
         return (world_size,)
-    outer = max(degree for degree in range(1, math.isqrt(world_size) + 1) if world_size % degree == 0)
+    roots = range(1, math.isqrt(max(0, world_size)) + 1)
+    outer = max((degree for degree in roots if world_size % degree == 0), default=1)
     return (outer, world_size // outer)

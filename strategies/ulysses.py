@@ -12,14 +12,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from strategies.attention import causal_attention
 from strategies.block_attention import repeat_heads
 from strategies.ring_attention import ring_attention
 
-Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+OfHeads = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(q [B, h, T, D], k [B, j, T, D], v [B, j, T, D]) -> [B, h, T, D]"""
 
 
@@ -50,16 +50,7 @@ def ulysses_attention(
     """
 
     def attention(q_BhTD: Tensor, k_BjTD: Tensor, v_BjTD: Tensor) -> Tensor:
-        output_BhTD: Tensor = F.scaled_dot_product_attention(
-            q_BhTD,
-            k_BjTD,
-            v_BjTD,
-            attn_mask=None if documents_BS is None else _document_mask(documents_BS),
-            is_causal=documents_BS is None,
-            scale=scale,
-            enable_gqa=q_BhTD.shape[1] != k_BjTD.shape[1],
-        )
-        return output_BhTD
+        return causal_attention(q_BhTD, k_BjTD, v_BjTD, scale, documents_BS)
 
     return _over_heads(q_BHSD, k_BKSD, v_BKSD, group, attention)
 
@@ -103,7 +94,7 @@ def check_heads(heads: int, kv_heads: int, degree: int) -> None:
         )
 
 
-def _over_heads(q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, group: ProcessGroup, attention: Attention) -> Tensor:
+def _over_heads(q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, group: ProcessGroup, attention: OfHeads) -> Tensor:
     degree, heads, kv_heads = group.size(), q_BHSD.shape[1], k_BKSD.shape[1]
     check_heads(heads, kv_heads, degree)
     copies = max(kv_heads, degree)
@@ -144,9 +135,3 @@ def _all_to_all(pieces: Tensor, degree: int, group_name: str) -> Tensor:
     started = torch.ops._c10d_functional.all_to_all_single(pieces.contiguous(), sizes, sizes, group_name)
     exchanged: Tensor = torch.ops._c10d_functional.wait_tensor(started)
     return exchanged
-
-
-def _document_mask(documents_BS: Tensor) -> Tensor:
-    """[B, 1, T, T]: true where a query sees a key."""
-    same_BTT = documents_BS.unsqueeze(2) == documents_BS.unsqueeze(1)
-    return same_BTT.tril().unsqueeze(1)

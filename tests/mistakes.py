@@ -6,10 +6,10 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import Replicate
 
+from strategies.attention import causal_attention
 from strategies.batch import Batch
 from strategies.context_parallel import use_attention
 from strategies.model import Qwen3
@@ -80,7 +80,7 @@ def own_gradient(sharded: Sharded) -> None:
 
 def own_attention(sharded: Sharded) -> None:
     def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, documents: Tensor | None) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+        return causal_attention(q, k, v, scale)
 
     assert isinstance(sharded.unwrapped, Qwen3)
     use_attention(sharded.unwrapped, attend)

@@ -143,6 +143,7 @@ def test_readme_tree_has_every_source_and_nothing_else():
 
 TESTED_WITH = {
     "value": "spec",
+    "attention": "model",
     "unsharded": "equivalence",
     "data_parallel": "equivalence",
     "fully_sharded": "equivalence",

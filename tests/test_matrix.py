@@ -112,6 +112,24 @@ def test_file_may_change_the_workload_and_leaves_the_rest(load):
     assert (cell.workload.sequences, cell.workload.sequence_length) == (8, 64)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"strategy": '"hsdp"', "world_size": "4", "degrees": "[4]"}, "the world size 4, not 4"),
+        ({"strategy": '"hsdp"', "world_size": "4", "degrees": "[2, 3]"}, "the world size 4, not 2 x 3"),
+        *(
+            ({"strategy": f'"{strategy}"', "world_size": number}, f"at least 1: world size {number}")
+            for strategy in ("ddp", "hsdp", "pp_1f1b", "cp_ring", "cp_usp")
+            for number in ("0", "-4")
+        ),
+    ],
+)
+def test_cell_that_cannot_be_cut_is_collected_and_refused_with_its_numbers(load, changes, message):
+    (cell,) = load(table(**changes))
+    assert cell.id.startswith(f"{cell.strategy}-tiny-eager-w")
+    assert message in (refusal(cell.layout) or "")
+
+
 REFUSED = {
     "unknown strategy": (table(strategy='"zero9"'), ["cells 1", "zero9", "known strategy: single, ddp, zero1"]),
     "unknown strategy in a list": (table(strategy='["ddp", "zero9"]'), ["zero9", "known strategy"]),
@@ -121,6 +139,7 @@ REFUSED = {
     "unknown key": (table(microbatch="4"), ["cells 1", "unknown field `microbatch`"]),
     "unknown dtype": (table(compute_dtype='"float8"'), ["float8", "compute_dtype"]),
     "world size as text": (table(world_size='"2"'), ["world_size", "Expected `int`"]),
+    "world size as table": (table(world_size="{a = 1}"), ["cells 1", "int"]),
     "world size as truth": (table(world_size="true"), ["world_size", "Expected `int`"]),
     "no strategy": (table(strategy=None), ["lacks strategy;", "strategy, size, mode, world_size, link"]),
     "no size and link": (table(size=None, link=None), ["lacks size, link"]),

@@ -3,9 +3,23 @@
 import re
 from pathlib import Path
 
+import msgspec
+
 from strategies.shapes import SIZES, ModelShape
-from strategies.spec import AXES, Layout, LinkProfile, Mode, Options, StrategyName, Workload
+from strategies.spec import (
+    AXES,
+    STEPS_BEFORE_CAPTURE,
+    Layout,
+    LinkProfile,
+    Mode,
+    Options,
+    StrategyName,
+    Workload,
+)
 from strategies.value import Value
+
+REPLAYS_BEFORE_TIMING = 4
+"""Of a CUDA graph: the first ones load its kernels."""
 
 
 class SamplingPlan(Value, frozen=True, kw_only=True):
@@ -93,6 +107,13 @@ class Cell(Value, frozen=True, kw_only=True):
     def device_kind(self) -> str:
         """`cpu` or `cuda`."""
         return "cpu" if self.link is LinkProfile.GLOO else "cuda"
+
+    def plan(self, plan: SamplingPlan) -> SamplingPlan:
+        """A test run's plan as it holds for this cell: a step is captured late, and replayed before any is timed."""
+        if self.mode is not Mode.CUDAGRAPH:
+            return plan
+        least = STEPS_BEFORE_CAPTURE + REPLAYS_BEFORE_TIMING
+        return msgspec.structs.replace(plan, warmup_steps=max(plan.warmup_steps, least))
 
     @property
     def shape(self) -> ModelShape:

@@ -114,7 +114,7 @@ def _mode_errors(run: RunRecord) -> list[str]:
             what = f"head dim {run.cell.shape.head_dim}, {run.cell.workload.compute_dtype}"
             cure = "choose a dtype that one takes, or switch torch's kernels on again"
             errors.append(f"mode not in effect: rank {rank.rank} met no fused attention kernel ({what}); {cure}")
-        if run.cell.mode is not Mode.COMPILE:
+        if not run.cell.layout.compiled:
             continue
         if rank.compile.graphs == 0:
             errors.append(f"mode not in effect: rank {rank.rank} compiled no graph")
@@ -122,6 +122,11 @@ def _mode_errors(run: RunRecord) -> list[str]:
             errors.append(
                 f"mode not in effect: rank {rank.rank} compiled {rank.compile.recompiles_after_warmup} more "
                 "graphs after warm-up; use more warm-up steps or find what changes its shapes"
+            )
+        if run.cell.mode is Mode.CUDAGRAPH and rank.replays < len(rank.step_times_s):
+            errors.append(
+                f"mode not in effect: rank {rank.rank} replayed its CUDA graph {rank.replays} times in "
+                f"{len(rank.step_times_s)} timed steps"
             )
     return errors
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from perf.cell import Cell
 from perf.gpus import Gpu, visible_gpus
-from strategies.spec import LinkProfile, Mode
+from strategies.spec import LinkProfile
 from strategies.value import Value
 
 
@@ -73,7 +73,7 @@ class Node(Value, frozen=True, kw_only=True):
         """Why this node cannot run the cell, with the arithmetic, or None when it can."""
         if cell.device_kind == "cuda" and cell.world_size > len(self.gpus):
             return f"needs {cell.world_size} GPU{'s' * (cell.world_size > 1)}, sees {len(self.gpus)}"
-        if cell.mode is Mode.COMPILE:
+        if cell.layout.compiled:
             return missing_compiler()
         return None
 

@@ -89,7 +89,7 @@ def measure(cell: Cell, plan: SamplingPlan, runs: list[RunRecord]) -> Measuremen
     """The measurement of a cell from its runs. Raises ValueError when one is another cell's."""
     if strange := [run for run in runs if run.cell != cell]:
         raise ValueError(f"run {strange[0].index} of {cell.id} is a record of {strange[0].cell}")
-    return Measurement(cell=cell, plan=plan, runs=tuple(runs))
+    return Measurement(cell=cell, plan=cell.plan(plan), runs=tuple(runs))
 
 
 def ledgers(run: RunRecord) -> tuple[RankLedger, ...]:

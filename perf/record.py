@@ -104,6 +104,8 @@ class RankRecord(Value, frozen=True, kw_only=True):
     compile: CompileState
     attention: tuple[str, ...] = ()
     """Attention kernels that the audit step was dispatched to, such as `flash_attention`."""
+    replays: int = 0
+    """Steps, warm-up included, that were replays of a CUDA graph."""
     issue_time_s: float | None = None
     """Time the host took to issue one step to an idle GPU; None on a CPU. Near the step time: bound by launches."""
 

@@ -25,7 +25,7 @@ from perf.record import RankRecord, RunRecord
 from perf.results import Results
 from perf.verdict import CPU_PRIOR_SD, Outcome, Rule, Verdict
 from strategies.rules import refusal
-from strategies.spec import LinkProfile, Mode
+from strategies.spec import LinkProfile
 from strategies.value import Value
 
 BASELINES = ROOT / "baselines"
@@ -159,7 +159,7 @@ class Suite:
         Returns:
             The seconds it took; 0 for a cell that needs none or has had its own.
         """
-        if cell.mode is not Mode.COMPILE or cell.id in self._primed:
+        if not cell.layout.compiled or cell.id in self._primed:
             return 0.0
         self._launcher.start()
         begun = time.monotonic()
@@ -169,18 +169,19 @@ class Suite:
 
     def _run(self, cell: Cell, index: int, priming_s: float) -> RunRecord:
         settings, gpus = self._settings, self._node.gpus_for(cell)
+        plan = cell.plan(settings.plan)
         settle(gpus)
         self._launcher.start()  # here, so that a run's own time holds no imports of the server
         begun, started_at = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
         with GpuWatch(gpus) as watch:
-            what = f"run {index + 1}/{settings.plan.runs}"
-            ranks, teardown_hang = self._launch(cell, settings.plan, settings.fault, what)
+            what = f"run {index + 1}/{plan.runs}"
+            ranks, teardown_hang = self._launch(cell, plan, settings.fault, what)
         self._progress.end_run()
         software = self._launcher.start().software
         server_s, self._server_s = self._launcher.start_up_s - self._server_s, self._launcher.start_up_s
         return RunRecord(
             cell=cell,
-            plan=settings.plan,
+            plan=plan,
             index=index,
             started_at=started_at,
             wall_s=time.monotonic() - begun,

@@ -29,8 +29,10 @@ from perf.probes import CompileProbe, ExtraWork, IssueProbe, StepClock, memory_p
 from perf.record import Marks, RankRecord
 from perf.server import RankContext
 from strategies.batch import Batch, synthetic_batch
+from strategies.captured import CapturedStep
 from strategies.registry import build, device_of
 from strategies.sharded import BuildConfig, Sharded, train_step
+from strategies.spec import STEPS_BEFORE_CAPTURE, Mode
 
 
 def run_rank(payload: dict[str, Any], context: RankContext) -> None:
@@ -48,6 +50,7 @@ class Run:
         self._context = context
         self._device = device_of(job.cell.device_kind, int(os.environ["LOCAL_RANK"]))
         self._planted = Planted(job.fault, context.rank)
+        self._captured: CapturedStep | None = None
         self._marks: list[float] = []
         self._mark()
 
@@ -56,6 +59,8 @@ class Run:
         torch.set_num_threads(1)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
+        if self._job.cell.mode is Mode.CUDAGRAPH:
+            torch.cuda.set_stream(torch.cuda.Stream())
         self._join(store)
         sharded = self._build()
         batches = self._batches(sharded)
@@ -109,8 +114,10 @@ class Run:
         warm_clock.mark()
         start_norm = self._first_step(sharded, batches[0], losses, warm_clock)
         self._mark()
-        issue_probe = IssueProbe(self._device)
+        issue_probe, ledger = IssueProbe(self._device), Ledger(sharded.mesh)
         for step in range(1, plan.warmup_steps):
+            if step == STEPS_BEFORE_CAPTURE and self._job.cell.mode is Mode.CUDAGRAPH:
+                self._capture(sharded, batches[step], ledger)
             # Not the last one: the step before the timed ones must be like them.
             with issue_probe if step == plan.warmup_steps - 2 else nullcontext():
                 self._one_step(step, sharded, batches[step], losses, warm_clock)
@@ -119,7 +126,8 @@ class Run:
         compile_probe.warm()
         self._mark()
         clock = StepClock(self._device)
-        reset_memory_peaks(self._device)
+        if self._captured is None:
+            reset_memory_peaks(self._device)
         gc.collect()
         gc.disable()  # a collection in the middle of a step is noise of the interpreter, not of the strategy
         dist.barrier()
@@ -129,7 +137,7 @@ class Run:
         step_times_s = clock.intervals_s()
         memory, compiled = memory_peaks(self._device), compile_probe.state()
         self._mark()
-        ledger, end_norm = self._audit(sharded, batches[-1])
+        end_norm = self._audit(sharded, batches[-1], ledger)
         self._mark()
         return RankRecord(
             rank=self._context.rank,
@@ -148,6 +156,7 @@ class Run:
             arrivals_s=tuple(ledger.arrivals_s),
             compile=compiled,
             attention=tuple(sorted(ledger.attention)),
+            replays=self._captured.num_replays if self._captured else 0,
             issue_time_s=issue_probe.time_s,
         )
 
@@ -172,23 +181,35 @@ class Run:
         extra_work: ExtraWork | None = None,
     ) -> None:
         self._planted.in_step(step, sharded)
-        losses.append(train_step(sharded, batch))
+        losses.append(train_step(sharded, batch) if self._captured is None else self._captured(batch))
         if extra_work is not None:
             extra_work.do()
         clock.mark()
         self._context.report(f"step {step}", step=step)
 
-    def _audit(self, sharded: Sharded, batch: list[Batch]) -> tuple[Ledger, Tensor]:
-        """One more step, not timed: its collectives are counted and its gradient norm is taken."""
+    def _capture(self, sharded: Sharded, batch: list[Batch], ledger: Ledger) -> None:
+        """Makes the step a CUDA graph. Its memory and collectives are those of the capture: replays ask for none."""
         dist.barrier()
-        ledger = Ledger(sharded.mesh)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        reset_memory_peaks(self._device)
         with ledger:
+            self._captured = CapturedStep(sharded, batch)
+        self._context.report("captured")
+
+    def _audit(self, sharded: Sharded, batch: list[Batch], ledger: Ledger) -> Tensor:
+        """One more step, not timed: its collectives are counted, if they were not, its gradient norm is returned."""
+        dist.barrier()
+        if self._captured is not None:
+            self._captured.free()
+        counted = ledger if self._captured is None else nullcontext()
+        with counted:
             self._planted.in_step(self._job.plan.warmup_steps + self._job.plan.timed_steps, sharded)
             sharded.forward_backward(batch)
         norm = sharded.gradient_norm()
-        with ledger:
+        with counted:
             sharded.step()
-        return ledger, norm
+        return norm
 
     def _mark(self) -> None:
         self._marks.append(time.monotonic() - self._job.requested_at_s)

@@ -11,8 +11,7 @@ B = sequences, H = query heads, K = key and value heads, G = H / K, S = queries,
 import torch
 from torch import Tensor
 
-_MAX_FLASH_HEAD_DIM = 256
-_FLASH_DTYPES = (torch.bfloat16, torch.float16)
+from strategies import gpu_attention
 
 aten = torch.ops.aten
 
@@ -33,9 +32,10 @@ def attend(
     """
     if not _has_fused_kernel(q_BHSD, mask_BST):
         return _matmul_forward(q_BHSD, k_BKTD, v_BKTD, scale, _explicit_mask(q_BHSD, k_BKTD, causal, mask_BST))
+    if q_BHSD.is_cuda:
+        return gpu_attention.forward(q_BHSD, k_BKTD, v_BKTD, scale, causal)
     heads = q_BHSD.shape[1]
-    flash = cuda_flash_forward if q_BHSD.is_cuda else _cpu_flash_forward
-    return flash(q_BHSD, repeat_heads(k_BKTD, heads), repeat_heads(v_BKTD, heads), scale, causal)
+    return _cpu_flash_forward(q_BHSD, repeat_heads(k_BKTD, heads), repeat_heads(v_BKTD, heads), scale, causal)
 
 
 def attend_backward(
@@ -65,16 +65,16 @@ def attend_backward(
     saved = (q_BHSD, k_BKTD, v_BKTD, output_BHSD, log_sum_exp_BHS)
     if not _has_fused_kernel(q_BHSD, mask_BST):
         return _matmul_backward(grad_BHSD, *saved, scale, _explicit_mask(q_BHSD, k_BKTD, causal, mask_BST))
+    if q_BHSD.is_cuda:
+        return gpu_attention.backward(grad_BHSD, *saved, scale, causal)
     heads, kv_heads = q_BHSD.shape[1], k_BKTD.shape[1]
-    flash = cuda_flash_backward if q_BHSD.is_cuda else _cpu_flash_backward
-    grad_q_BHSD, grad_k_BHTD, grad_v_BHTD = flash(
+    grad_q_BHSD, grad_k_BHTD, grad_v_BHTD = _cpu_flash_backward(
         grad_BHSD,
         q_BHSD,
         repeat_heads(k_BKTD, heads),
         repeat_heads(v_BKTD, heads),
         output_BHSD,
-        # The GPU kernel reads it as dense, unchecked; of a part of the rows it is not.
-        log_sum_exp_BHS.contiguous(),
+        log_sum_exp_BHS,
         scale,
         causal,
     )
@@ -106,52 +106,7 @@ def _has_fused_kernel(q_BHSD: Tensor, mask_BST: Tensor | None) -> bool:
     """Whether torch has a kernel for this device and dtype that returns the log-sum-exp; none of them takes a mask."""
     if mask_BST is not None:
         return False
-    if q_BHSD.is_cuda:
-        head_dim = q_BHSD.shape[-1]
-        return q_BHSD.dtype in _FLASH_DTYPES and head_dim % 8 == 0 and head_dim <= _MAX_FLASH_HEAD_DIM
-    return q_BHSD.device.type == "cpu"
-
-
-def cuda_flash_forward(
-    q_BHSD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, scale: float, causal: bool
-) -> tuple[Tensor, Tensor]:
-    """As `attend`, by FlashAttention-2 on a GPU, bfloat16 or float16, with as many key heads as query heads."""
-    output_BHSD, log_sum_exp_BHS, *_ = aten._scaled_dot_product_flash_attention(
-        q_BHSD, k_BHTD, v_BHTD, 0.0, causal, scale=scale
-    )
-    return output_BHSD, log_sum_exp_BHS
-
-
-def cuda_flash_backward(
-    grad_BHSD: Tensor,
-    q_BHSD: Tensor,
-    k_BHTD: Tensor,
-    v_BHTD: Tensor,
-    output_BHSD: Tensor,
-    log_sum_exp_BHS: Tensor,
-    scale: float,
-    causal: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """As `attend_backward`, by FlashAttention-2 on a GPU, with as many key heads as query heads."""
-    # Sequences of one length need no offsets, and without dropout the random state is passed but never read.
-    offsets = (None, None)
-    random_state = (q_BHSD.new_empty(2, dtype=torch.uint64), q_BHSD.new_empty((), dtype=torch.uint64))
-    grads: tuple[Tensor, Tensor, Tensor] = aten._scaled_dot_product_flash_attention_backward(
-        grad_BHSD,
-        q_BHSD,
-        k_BHTD,
-        v_BHTD,
-        output_BHSD,
-        log_sum_exp_BHS,
-        *offsets,
-        q_BHSD.shape[2],
-        k_BHTD.shape[2],
-        0.0,
-        causal,
-        *random_state,
-        scale=scale,
-    )
-    return grads
+    return q_BHSD.device.type == "cpu" or gpu_attention.has_kernel(q_BHSD)
 
 
 def _cpu_flash_forward(

@@ -19,7 +19,7 @@ from strategies.batch import Share
 from strategies.model import prepare_layers
 from strategies.optimizer import adamw, adamw_class
 from strategies.sharded import BuildConfig, Sharded, compute_dtype
-from strategies.spec import Layout, Mode, StrategyName
+from strategies.spec import Layout, StrategyName
 
 
 @dataclass(kw_only=True)
@@ -35,7 +35,7 @@ class Replicated(Sharded):
 def build_data_parallel(model: nn.Module, mesh: DeviceMesh, config: BuildConfig) -> Sharded:
     """Wraps the model in DistributedDataParallel over the data axis."""
     layout, data = config.layout, mesh["dp"]
-    if layout.mode is not Mode.EAGER:
+    if layout.compiled:
         # DDP would have the compiler split every graph at the borders of its buckets, three parts a layer: layers are
         # small enough to overlap with the reduction of others as they are, and each part costs the host a call.
         torch._dynamo.config.optimize_ddp = False

@@ -15,7 +15,7 @@ from strategies.attention import causal_attention, register
 from strategies.batch import Batch
 from strategies.loss import Head
 from strategies.shapes import ModelShape
-from strategies.spec import Layout, LossKind, Mode
+from strategies.spec import Layout, LossKind
 
 INIT_STD = 0.02
 ATTENTION = "causal_attention"
@@ -158,7 +158,7 @@ def prepare_layers(model: nn.Module, layout: Layout) -> None:
     The elementwise part of a chunked loss is compiled too.
     """
     assert isinstance(model, Qwen3)
-    compiled = layout.mode is not Mode.EAGER
+    compiled = layout.compiled
     model.head.compiled = compiled
     for layer in model.get_submodule("model.layers").children():
         if layout.options.activation_checkpointing:

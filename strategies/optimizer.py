@@ -26,8 +26,9 @@ def adamw_class(layout: Layout) -> tuple[type[torch.optim.Optimizer], dict[str, 
     """The class and its keyword arguments, for wrappers that make the optimizer themselves."""
     settings: dict[str, Any] = {"lr": layout.workload.learning_rate, **ADAMW}
     if layout.options.optimizer_state is ComputeDtype.FLOAT32:
-        return torch.optim.AdamW, settings | {"fused": True}
-    return LowStateAdamW, settings | {"compiled": layout.mode is not Mode.EAGER}
+        # The fused update keeps its step count on the device in any case; torch wants to hear that it may be captured.
+        return torch.optim.AdamW, settings | {"fused": True, "capturable": layout.mode is Mode.CUDAGRAPH}
+    return LowStateAdamW, settings | {"compiled": layout.compiled}
 
 
 class LowStateAdamW(torch.optim.Optimizer):

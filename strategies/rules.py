@@ -120,7 +120,7 @@ def _microbatches_for_schedule(layout: Layout) -> str | None:
 
 
 def _zero_bubble_compiled(layout: Layout) -> str | None:
-    if layout.strategy in ZERO_BUBBLE and layout.mode is not Mode.EAGER:
+    if layout.strategy in ZERO_BUBBLE and layout.compiled:
         return (
             f"`{layout.strategy}` runs each backward in two parts; compiled layers then give wrong gradients without a "
             "word (or raise on donated buffers); use eager, or `pp_interleaved`"
@@ -133,10 +133,18 @@ def _asynchronous(layout: Layout) -> str | None:
         return None
     if layout.strategy is not StrategyName.TP_SP:
         return f"async TP splits the products of `tp_sp`, not of `{layout.strategy}`"
-    if layout.mode is Mode.EAGER:
+    if not layout.compiled:
         return "async TP is a pass of the compiler and does nothing in eager mode; use mode compile"
     if layout.link is LinkProfile.NO_P2P:
         return "async TP reads the memory of its peers, which link no_p2p switches off; use link native"
+    return None
+
+
+def _captured(layout: Layout) -> str | None:
+    if layout.mode is not Mode.CUDAGRAPH:
+        return None
+    if layout.link is LinkProfile.GLOO:
+        return "a CUDA graph is captured on a GPU, and ranks on gloo run on CPUs; use compile, or link native"
     return None
 
 
@@ -171,6 +179,7 @@ RULES: tuple[Callable[[Layout], str | None], ...] = (
     _microbatches_for_schedule,
     _zero_bubble_compiled,
     _asynchronous,
+    _captured,
     _clip,
 )
 """Every reason to refuse a layout, in the order in which they are said; each returns a message or None."""

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from strategies import block_attention
-from strategies.block_attention import attend, attend_backward, cuda_flash_backward, cuda_flash_forward
+from strategies import block_attention, gpu_attention
+from strategies.block_attention import attend, attend_backward
 from strategies.context_index import contiguous_index, usp_index, zigzag_index
 from strategies.ring_attention import merge, visible_block
 from strategies.ulysses import check_heads
@@ -209,11 +209,19 @@ def test_row_that_sees_nothing_weighs_nothing():
     assert bool((grads[0][1, :, 2] == 0).all())
 
 
-def test_gpu_kernel_takes_what_it_is_given():
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        (gpu_attention.flash_forward, gpu_attention.flash_backward),
+        (gpu_attention.cudnn_forward, gpu_attention.cudnn_backward),
+    ],
+    ids=["flash", "cudnn"],
+)
+def test_gpu_kernel_takes_what_it_is_given(kernel):
     """The schema only, on tensors without data: no GPU here."""
     q, k, v, grad = (tensor.to("meta", torch.bfloat16) for tensor in tensors(keys=3))
-    k, v = (block_attention.repeat_heads(tensor, 4) for tensor in (k, v))
-    output, log_sum_exp = cuda_flash_forward(q, k, v, 0.5, False)
+    forward, backward = kernel
+    output, log_sum_exp = forward(q, k, v, 0.5, False)
     assert (output.shape, log_sum_exp.shape, log_sum_exp.dtype) == (q.shape, (2, 4, 6), torch.float32)
-    grads = cuda_flash_backward(grad, q, k, v, output, log_sum_exp, 0.5, False)
+    grads = backward(grad, q, k, v, output, log_sum_exp, 0.5, False)
     assert [tensor.shape for tensor in grads] == [q.shape, k.shape, v.shape]

@@ -145,6 +145,7 @@ TESTED_WITH = {
     "value": "spec",
     "attention": "model",
     "unsharded": "equivalence",
+    "captured": "gpu_training",
     "data_parallel": "equivalence",
     "fully_sharded": "equivalence",
     "sharded": "equivalence",

@@ -29,6 +29,10 @@ REFUSED = {
         layout(StrategyName.DDP, -1, micro_batch=0),
         ["at least 1", "world size -1, micro-batch 0"],
     ),
+    "captured on CPUs": (
+        layout(StrategyName.DDP, 2, mode=Mode.CUDAGRAPH),
+        ["a CUDA graph is captured on a GPU", "use compile, or link native"],
+    ),
     "single on 2 ranks": (layout(StrategyName.SINGLE, 2), ["on 1 rank, not 2", "use `ddp`"]),
     "ddp on 1 rank": (layout(StrategyName.DDP, 1), ["`ddp` over dp 1", "at least 2 ranks"]),
     "fsdp2 on 1 rank": (layout(StrategyName.FSDP2, 1), ["`fsdp2` over dp 1", "at least 2 ranks"]),

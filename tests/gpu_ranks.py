@@ -39,6 +39,8 @@ class Task(Value, frozen=True, kw_only=True):
     gradients: str
     """File of the gradients of the first step: written by the reference, compared with by all others."""
     is_reference: bool = False
+    stale: bool = False
+    """Planted: replays go on with the batch of the capture."""
 
 
 class Training(Value, frozen=True, kw_only=True):
@@ -90,7 +92,8 @@ def train(payload: dict[str, Any], context: RankContext) -> None:
     for step in range(1, STEPS):
         if step == STEPS_BEFORE_CAPTURE and task.cell.mode is Mode.CUDAGRAPH:
             captured = CapturedStep(sharded, batches[step])
-        shares.append(train_step(sharded, batches[step]) if captured is None else captured(batches[step]))
+        batch = batches[min(step, STEPS_BEFORE_CAPTURE) if task.stale else step]
+        shares.append(train_step(sharded, batch) if captured is None else captured(batch))
     found = Training(
         shares=tuple(float(share) for share in shares),
         gradient_norm=norm,

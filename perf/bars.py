@@ -168,8 +168,9 @@ def number(value: float) -> str:
 
 
 def _group(cell: Cell) -> tuple[int, str]:
-    """Order of the groups of a panel: that of the strategies, then their variants."""
-    return list(StrategyName).index(cell.strategy), cell.variant
+    """Order of the groups of a panel: that of the strategies, then products; each by its variants."""
+    known = list(map(str, StrategyName))
+    return known.index(cell.strategy) if cell.strategy in known else len(known), cell.variant
 
 
 def _rank(cell: Cell) -> tuple[int, int, int]:

@@ -5,17 +5,10 @@ from pathlib import Path
 
 import msgspec
 
+from strategies.layout import Layout, check_strategy
+from strategies.product import is_product
 from strategies.shapes import SIZES, ModelShape
-from strategies.spec import (
-    AXES,
-    STEPS_BEFORE_CAPTURE,
-    Layout,
-    LinkProfile,
-    Mode,
-    Options,
-    StrategyName,
-    Workload,
-)
+from strategies.spec import AXES, STEPS_BEFORE_CAPTURE, LinkProfile, Mode, Options, StrategyName, Workload
 from strategies.value import Value
 
 REPLAYS_BEFORE_TIMING = 4
@@ -57,7 +50,8 @@ class Recipe(Value, frozen=True, kw_only=True):
 class Cell(Value, frozen=True, kw_only=True):
     """strategy x size x mode x world size x link profile, with its workload."""
 
-    strategy: StrategyName
+    strategy: str
+    """A `StrategyName`, or a product of some, such as `dp2.tp2.pp2`."""
     size: str
     mode: Mode
     world_size: int
@@ -72,6 +66,7 @@ class Cell(Value, frozen=True, kw_only=True):
     """Ends the cell's name; needed where two cells differ in their workload or variables alone."""
 
     def __post_init__(self) -> None:
+        check_strategy(self.strategy)
         if self.size not in SIZES:
             raise ValueError(f"unknown size {self.size!r}; known: {', '.join(SIZES)}")
         if self.variables and not self.label:
@@ -89,12 +84,12 @@ class Cell(Value, frozen=True, kw_only=True):
     @property
     def variant(self) -> str:
         """The strategy with all that tells it from others of its name, for people: `hsdp 2x2 ac`."""
-        return " ".join(part for part in (self.strategy.value, self._degrees, *self._labels) if part)
+        return " ".join(part for part in (str(self.strategy), self._degrees, *self._labels) if part)
 
     @property
     def _degrees(self) -> str:
-        """Of a strategy that cuts along several axes."""
-        if len(AXES[self.strategy]) == 1:
+        """Of a strategy that cuts along several axes; a product has them in its name."""
+        if is_product(self.strategy) or len(AXES[StrategyName(self.strategy)]) == 1:
             return ""
         # As given, also where they do not fit: the refusal says so, under this name.
         return "x".join(map(str, self.degrees or self.layout.axes.values()))

@@ -56,10 +56,13 @@ _SILENT = ("wait_tensor", "_wrap_tensor_autograd")
 class Ledger(TorchDispatchMode):
     """While entered, notes every collective of this rank. A step under it is not a step to time."""
 
-    def __init__(self, mesh: DeviceMesh) -> None:
+    def __init__(self, *meshes: DeviceMesh | None) -> None:
+        """Names the groups of these meshes by their axes, where meshes share one by the first; all others `world`."""
         super().__init__()
-        names = mesh.mesh_dim_names or ()
-        self._axes: dict[str, str] = {mesh.get_group(name).group_name: name for name in names}
+        self._axes: dict[str, str] = {}
+        for mesh in filter(None, meshes):
+            for name in mesh.mesh_dim_names or ():
+                self._axes.setdefault(mesh.get_group(name).group_name, name)
         self._counts: Counter[tuple[str, str, str]] = Counter()
         self._bytes: Counter[tuple[str, str, str]] = Counter()
         self.attention: set[str] = set()

@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 
 from perf.cell import Cell
+from strategies.layout import default_workload
 from strategies.rules import refusal
-from strategies.spec import AXES, LinkProfile, Mode, Options, StrategyName, default_workload
+from strategies.spec import AXES, LinkProfile, Mode, Options, StrategyName
 
 NAMED = ("auto", "smoke", "node")
 
@@ -51,7 +52,7 @@ def from_file(path: Path) -> tuple[Cell, ...]:
     """The cells of a TOML file: each `[[cells]]` table is the product of its lists.
 
     [[cells]]
-    strategy = ["ddp", "fsdp2"]
+    strategy = ["ddp", "fsdp2", "fsdp.tp2"]
     size = "0.6b"
     mode = ["eager", "compile"]
     world_size = [2, 4]
@@ -100,7 +101,7 @@ def _from_table(table: Any, source: str) -> list[Cell]:
     for point in itertools.product(*axes):
         named = dict(zip(_AXES, point, strict=True))
         try:
-            default = default_workload(named["size"], StrategyName(named["strategy"]), int(named["world_size"]))
+            default = default_workload(named["size"], named["strategy"], int(named["world_size"]))
             workload = msgspec.to_builtins(default) | changes
             cells.append(msgspec.convert(named | own | {"workload": workload, "options": options}, Cell))
         except (msgspec.ValidationError, ValueError, TypeError) as error:
@@ -110,7 +111,7 @@ def _from_table(table: Any, source: str) -> list[Cell]:
 
 def _known(named: dict[str, Any]) -> str:
     """The known names where one is unknown."""
-    kinds = {"strategy": StrategyName, "mode": Mode, "link": LinkProfile}
+    kinds = {"mode": Mode, "link": LinkProfile}
     texts = [f"; known {field}: {', '.join(kind)}" for field, kind in kinds.items() if named[field] not in tuple(kind)]
     return "".join(texts)
 

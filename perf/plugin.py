@@ -123,8 +123,9 @@ def pytest_runtestloop(session: pytest.Session) -> None:
 
 
 def selected_cells(session: pytest.Session) -> list[Cell]:
-    """The cells of the collected and not deselected tests."""
-    parameters = [getattr(item, "callspec", None) for item in session.items]
+    """The cells of the collected and not deselected tests that measure one."""
+    measuring = [item for item in session.items if "bench" in getattr(item, "fixturenames", ())]
+    parameters = [getattr(item, "callspec", None) for item in measuring]
     cells = [spec.params.get("cell") for spec in parameters if spec is not None]
     return [cell for cell in cells if isinstance(cell, Cell)]
 

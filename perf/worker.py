@@ -114,7 +114,7 @@ class Run:
         warm_clock.mark()
         start_norm = self._first_step(sharded, batches[0], losses, warm_clock)
         self._mark()
-        issue_probe, ledger = IssueProbe(self._device), Ledger(sharded.mesh)
+        issue_probe, ledger = IssueProbe(self._device), Ledger(sharded.mesh, sharded.averaged)
         for step in range(1, plan.warmup_steps):
             if step == STEPS_BEFORE_CAPTURE and self._job.cell.mode is Mode.CUDAGRAPH:
                 self._capture(sharded, batches[step], ledger)

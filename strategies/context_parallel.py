@@ -1,54 +1,30 @@
 """`cp_ulysses`, `cp_ring`, `cp_usp`: every rank holds other positions of every sequence, and attention exchanges them.
 
 The exchanges, with their papers, are in `ulysses` and `ring_attention`. All that is not attention works on each
-position alone. Parameters, gradients and optimizer state are sharded over the same ranks as `fsdp2` does it: the sum
-of the gradients over the positions is then one with that over the shards.
+position alone. Parameters, gradients and optimizer state are sharded over the same ranks as `fsdp2` does it, together
+with those of a data axis: the sum of the gradients over the positions is then one with that over the shards.
 """
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from strategies.attention import Attention, register
-from strategies.batch import Share
 from strategies.context_index import contiguous_index, usp_index, zigzag_index
-from strategies.fully_sharded import fully_shard_model
-from strategies.model import Qwen3, prepare_layers
-from strategies.optimizer import adamw
+from strategies.model import Qwen3
 from strategies.ring_attention import ring_attention
-from strategies.sharded import BuildConfig, Sharded
 from strategies.ulysses import ulysses_attention, usp_attention
 
 ATTENTION = "context_parallel"
 """Registered name of the attention of this process."""
 
 
-def build_context_parallel(model: nn.Module, mesh: DeviceMesh, config: BuildConfig) -> Sharded:
-    """Cuts the sequence over the whole mesh."""
-    assert isinstance(model, Qwen3)
-    layout = config.layout
-    use_attention(model, attention_over(mesh))
-    prepare_layers(model, layout)
-    shards = mesh if mesh.ndim == 1 else mesh._flatten("context")
-    fully_shard_model(model, shards, layout)
-    index_S = positions(mesh, layout.workload.sequence_length)
-    return Sharded(
-        module=model,
-        unwrapped=model,
-        optimizer=adamw(model.parameters(), layout),
-        mesh=mesh,
-        layout=layout,
-        share=Share(positions_S=index_S.to(config.device)),
-        gradient_scale=mesh.size(),
-    )
-
-
 def positions(mesh: DeviceMesh, sequence_length: int) -> Tensor:
     """The positions [S] of a sequence that this rank holds, in its order."""
     names = mesh.mesh_dim_names or ()
     if "ulysses" not in names:
-        return zigzag_index(sequence_length, mesh.size(), mesh.get_local_rank())
+        return zigzag_index(sequence_length, mesh["ring"].size(), mesh["ring"].get_local_rank())
     if "ring" not in names:
-        return contiguous_index(sequence_length, mesh.size(), mesh.get_local_rank())
+        return contiguous_index(sequence_length, mesh["ulysses"].size(), mesh["ulysses"].get_local_rank())
     ring, ulysses = mesh["ring"], mesh["ulysses"]
     return usp_index(sequence_length, ring.size(), ring.get_local_rank(), ulysses.size(), ulysses.get_local_rank())
 

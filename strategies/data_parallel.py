@@ -7,43 +7,27 @@ ZeroRedundancyOptimizer.
 """
 
 import warnings
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from strategies.batch import Share
-from strategies.model import prepare_layers
-from strategies.optimizer import adamw, adamw_class
-from strategies.sharded import BuildConfig, Sharded, compute_dtype
-from strategies.spec import Layout, StrategyName
+from strategies.layout import Layout
+from strategies.optimizer import adamw_class
 
 
-@dataclass(kw_only=True)
-class Replicated(Sharded):
-    """A replica: gradients are reduced with the last micro-batch."""
-
-    module: DistributedDataParallel
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        return self.module.no_sync()
-
-
-def build_data_parallel(model: nn.Module, mesh: DeviceMesh, config: BuildConfig) -> Sharded:
-    """Wraps the model in DistributedDataParallel over the data axis."""
-    layout, data = config.layout, mesh["dp"]
+def distribute(model: nn.Module, data: DeviceMesh, layout: Layout) -> DistributedDataParallel:
+    """Wraps a model whose layers have been prepared; gradients are averaged over `data`."""
     if layout.compiled:
         # DDP would have the compiler split every graph at the borders of its buckets, three parts a layer: layers are
         # small enough to overlap with the reduction of others as they are, and each part costs the host a call.
         torch._dynamo.config.optimize_ddp = False
-    prepare_layers(model, layout)
     with warnings.catch_warnings():
         # torch 2.13 renames broadcast_buffers; torch 2.11 does not know the new name.
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
-        wrapped = DistributedDataParallel(
+        return DistributedDataParallel(
             model,
             process_group=data.get_group(),
             # The rotary frequencies are the only buffers and never change: broadcasting them every forward is waste.
@@ -51,21 +35,12 @@ def build_data_parallel(model: nn.Module, mesh: DeviceMesh, config: BuildConfig)
             # Gradients are views of the buckets: no copy, and one model of float32 gradients less memory.
             gradient_as_bucket_view=True,
         )
-    return Replicated(
-        module=wrapped,
-        unwrapped=model,
-        optimizer=_optimizer(model, data, layout),
-        mesh=mesh,
-        layout=layout,
-        share=Share(data_rank=data.get_local_rank(), data_degree=data.size()),
-        autocast_dtype=compute_dtype(layout),
-        gradient_scale=data.size(),
-    )
 
 
-def _optimizer(model: nn.Module, data: DeviceMesh, layout: Layout) -> torch.optim.Optimizer:
-    if layout.strategy is not StrategyName.ZERO1:
-        return adamw(model.parameters(), layout)
+def zero_redundancy_optimizer(
+    parameters: Iterable[nn.Parameter], data: DeviceMesh, layout: Layout
+) -> torch.optim.Optimizer:
+    """AdamW whose state is dealt over the ranks of `data`, each tensor whole."""
     with warnings.catch_warnings():
         # Its package compiles old optimizers with torch.jit.script as it is imported, and torch warns of itself.
         warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", DeprecationWarning)
@@ -73,5 +48,5 @@ def _optimizer(model: nn.Module, data: DeviceMesh, layout: Layout) -> torch.opti
     kind, settings = adamw_class(layout)
     # Parameters as views of one buffer a rank: one broadcast each after the update, instead of one a parameter.
     return ZeroRedundancyOptimizer(
-        model.parameters(), kind, process_group=data.get_group(), parameters_as_bucket_view=True, **settings
+        parameters, kind, process_group=data.get_group(), parameters_as_bucket_view=True, **settings
     )

@@ -5,16 +5,20 @@ Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Paramet
 VLDB 2023 (`hsdp`: sharded within a group, replicated over the groups). API: torch.distributed.fsdp.fully_shard.
 """
 
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
 import torch
 from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
-from strategies.batch import Share
-from strategies.model import prepare_layers
-from strategies.optimizer import adamw
-from strategies.sharded import BuildConfig, Sharded, compute_dtype
-from strategies.spec import Layout, StrategyName
+from strategies.layout import Layout
+from strategies.sharded import compute_dtype
+from strategies.spec import StrategyName
 
 UNIT_NUMEL = 60_000_000
 """Neighbouring layers are gathered and reduced together up to so many parameters (120 MB in bfloat16).
@@ -24,33 +28,52 @@ step of 0.6b on two H200s waits for the host: 247 ms, and 178 ms with four layer
 """
 
 
-def build_fully_sharded(model: nn.Module, mesh: DeviceMesh, config: BuildConfig) -> Sharded:
-    """Shards the decoder layers in units and then the root (embedding, last norm, head) over the whole mesh.
+def fully_shard_model(root: nn.Module, layers: list[nn.Module], mesh: DeviceMesh, layout: Layout) -> None:
+    """Shards decoder layers in units, and then the rest of `root` (embedding, last norm, head), in place.
 
     Gradients are reduced after every micro-batch, not only the last: holding them back would keep one unsharded float32
-    copy of all gradients on every rank, the memory that these strategies exist to save.
+    copy of all gradients on every rank, the memory that these strategies exist to save. In a pipeline torch's schedules
+    hold them back, and keep what was gathered until the step ends: else each microbatch would gather anew.
+
+    Args:
+        mesh: of one axis, or of two: replicated over the first, sharded over the other.
     """
-    prepare_layers(model, config.layout)
-    fully_shard_model(model, mesh, config.layout)
-    return Sharded(
-        module=model,
-        unwrapped=model,
-        optimizer=adamw(model.parameters(), config.layout),
-        mesh=mesh,
-        layout=config.layout,
-        share=Share(data_rank=mesh.get_rank(), data_degree=mesh.size()),
-        gradient_scale=mesh.size(),
-    )
+    wrap = _wrapper(mesh, layout)
+    alone = {parameter for layer in layers for parameter in layer.parameters() if _is_expert(parameter)}
+    for unit in units(layers):
+        wrap(unit, ignored_params=alone)
+    wrap(root, ignored_params=alone)
 
 
-def fully_shard_model(model: nn.Module, mesh: DeviceMesh, layout: Layout) -> None:
-    """Shards a model in place over a mesh of one axis, or of two: replicated over the first, sharded over the other."""
-    dtype = compute_dtype(layout)
+def shard_experts(experts: Sequence[nn.Module], mesh: DeviceMesh | None, layout: Layout) -> None:
+    """Wraps the experts of each layer by themselves: they are the same over fewer ranks than the rest of the model.
+
+    Args:
+        mesh: those ranks; None: each expert is on one rank alone.
+    """
+    if mesh is not None:
+        wrap = _wrapper(mesh, layout)
+        for module in experts:
+            wrap(module)
+
+
+def _wrapper(mesh: DeviceMesh, layout: Layout) -> Callable[..., Any]:
+    """What shards or replicates modules over `mesh`, as the layout's data part asks for it.
+
+    In a product `dp` replicates over the one axis, and so does `ep` what is no expert: DistributedDataParallel takes
+    neither DTensors nor backwards in two parts.
+    """
+    dtype, data = compute_dtype(layout), layout.part("data")
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
-    reshard = False if layout.strategy is StrategyName.ZERO2 else None
-    for unit in units(list(model.get_submodule("model.layers").children())):
-        fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    if data is StrategyName.DDP or (data is None and layout.part("expert") is not None):
+        return partial(replicate, mesh=mesh, mp_policy=policy)
+    keeps = data is StrategyName.ZERO2 or layout.part("pipeline") is not None
+    return partial(fully_shard, mesh=mesh, mp_policy=policy, reshard_after_forward=False if keeps else None)
+
+
+def _is_expert(parameter: nn.Parameter) -> bool:
+    """Whether it is cut over the axis of the experts, and not yet sharded any further."""
+    return isinstance(parameter, DTensor) and parameter.device_mesh.mesh_dim_names == ("ep",)
 
 
 def units(layers: list[nn.Module]) -> list[list[nn.Module]]:

@@ -3,19 +3,22 @@
 import zlib
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import Qwen3Config
+from transformers import PreTrainedConfig, Qwen3Config, Qwen3MoeConfig
 from transformers.models.qwen3.modeling_qwen3 import Qwen3ForCausalLM
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeForCausalLM
 
 from strategies.attention import causal_attention, register
 from strategies.batch import Batch
+from strategies.layout import Layout
 from strategies.loss import Head
 from strategies.shapes import ModelShape
-from strategies.spec import Layout, LossKind
+from strategies.spec import LossKind
 
 INIT_STD = 0.02
 ATTENTION = "causal_attention"
@@ -23,14 +26,17 @@ ATTENTION = "causal_attention"
 register(ATTENTION, causal_attention)
 
 
-class Qwen3(Qwen3ForCausalLM):
-    """Hugging Face's modules with a forward that ends in the loss.
+class Qwen3(nn.Module):
+    """What is ours of both models: Hugging Face's modules with a forward that ends in the loss.
 
     The loss stands inside of the forward because only there is a sharded head whole. A pipeline stage is the same
     model without the parts of other stages: `embed_tokens`, `norm` and `lm_head` may be None, `layers` fewer.
     """
 
+    model: Any
+    lm_head: Any
     head: Head
+    set_attn_implementation: Any
 
     def forward(self, batch: Batch, *, with_loss: bool) -> Tensor:
         """Logits [B, S, V], or the batch's share of the loss."""
@@ -64,6 +70,14 @@ class Qwen3(Qwen3ForCausalLM):
         return hidden_BSH
 
 
+class DenseQwen3(Qwen3, Qwen3ForCausalLM):
+    """Every token takes the one feed-forward part of a layer."""
+
+
+class MoeQwen3(Qwen3, Qwen3MoeForCausalLM):
+    """A router chooses some experts of a layer for each token."""
+
+
 def build_model(
     shape: ModelShape,
     *,
@@ -80,20 +94,9 @@ def build_model(
     Raises:
         ValueError: the checkpoint has no files, or its names or shapes are not this model's.
     """
-    config = Qwen3Config(
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        num_hidden_layers=shape.num_layers,
-        num_attention_heads=shape.num_heads,
-        num_key_value_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        tie_word_embeddings=shape.tied_embeddings,
-        max_position_embeddings=40_960,
-        use_cache=False,
-    )
+    kind = MoeQwen3 if shape.has_experts else DenseQwen3
     with device:
-        model = Qwen3._from_config(config, attn_implementation=ATTENTION, dtype=torch.float32)
+        model = kind._from_config(_config(shape, device), attn_implementation=ATTENTION, dtype=torch.float32)
     assert isinstance(model, Qwen3)
     model.head = Head(kind=loss)
     model.train()
@@ -102,6 +105,32 @@ def build_model(
     else:
         load_checkpoint(model, checkpoint)
     return model
+
+
+def _config(shape: ModelShape, device: torch.device) -> PreTrainedConfig:
+    common: dict[str, Any] = {
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "tie_word_embeddings": shape.tied_embeddings,
+        "max_position_embeddings": 40_960,
+        "use_cache": False,
+    }
+    if not shape.has_experts:
+        return Qwen3Config(intermediate_size=shape.intermediate_size, **common)
+    config = Qwen3MoeConfig(
+        moe_intermediate_size=shape.intermediate_size,
+        num_experts=shape.num_experts,
+        num_experts_per_tok=shape.experts_per_token,
+        norm_topk_prob=True,  # as in Qwen3-30B-A3B: the weights of a token's experts add up to 1
+        **common,
+    )
+    # One product for all experts on GPUs. On CPUs, where float64 decides and has none, one expert after the other.
+    config._experts_implementation = "eager" if device.type == "cpu" else "grouped_mm"
+    return config
 
 
 @torch.no_grad()

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from strategies.spec import ComputeDtype, Layout, Mode
+from strategies.layout import Layout
+from strategies.spec import ComputeDtype, Mode
 
 ADAMW = {"betas": (0.9, 0.95), "weight_decay": 0.1}
 
@@ -19,7 +20,11 @@ ADAMW = {"betas": (0.9, 0.95), "weight_decay": 0.1}
 def adamw(parameters: Iterable[nn.Parameter], layout: Layout) -> torch.optim.Optimizer:
     """The optimizer of a layout over parameters as they are now: make it after every cut."""
     kind, settings = adamw_class(layout)
-    return kind(parameters, **settings)
+    # One group for each mesh: torch updates the parameters of a group together, and cannot do so over several.
+    groups: dict[object, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        groups.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
+    return kind([{"params": group} for group in groups.values()], **settings)
 
 
 def adamw_class(layout: Layout) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:

@@ -31,13 +31,13 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
     ScheduleZBVZeroBubble,
 )
+from torch.distributed.tensor import DTensor
 
 from strategies.batch import Batch
-from strategies.model import prepare_layers
-from strategies.optimizer import adamw
-from strategies.sharded import BuildConfig, Sharded, compute_dtype
-from strategies.spec import STAGES_PER_RANK, Layout, StrategyName
-from strategies.stage import Stage, take_stages
+from strategies.layout import Layout
+from strategies.sharded import Sharded, compute_dtype
+from strategies.spec import STAGES_PER_RANK, StrategyName
+from strategies.stage import Stage
 from strategies.stages import stages_of_rank
 
 TIED = "model.embed_tokens.weight"
@@ -71,8 +71,6 @@ class Pipelined(Sharded):
     """This rank's, ascending."""
     pipeline: DeviceMesh
     """The axis `pp` alone."""
-    sequence_length: int
-    """Of the hidden states of one rank."""
     schedule: Any = field(init=False)
     embedding: nn.Parameter | None = field(init=False, default=None)
     """The tied weight, where this rank holds the first stage."""
@@ -87,9 +85,9 @@ class Pipelined(Sharded):
                     self.embedding = stage.part.get_parameter(TIED)
                 if stage.index == layout.num_stages - 1:
                     self.head = stage.part.get_parameter("lm_head.weight")
-        stages = [self._pipeline_stage(stage) for stage in self.stages]
-        self.schedule = SCHEDULES[layout.strategy](
-            stages if STAGES_PER_RANK[layout.strategy] > 1 else stages[0],
+        kind, stages = _kind(layout), [self._pipeline_stage(stage) for stage in self.stages]
+        self.schedule = SCHEDULES[kind](
+            stages if STAGES_PER_RANK[kind] > 1 else stages[0],
             layout.num_micro_batches,
             loss_fn=self._scaled,
             # By default torch divides all gradients by the number of microbatches: ours are shares that add up.
@@ -115,10 +113,11 @@ class Pipelined(Sharded):
         self.finish_gradients()
         if not losses:
             return torch.zeros((), dtype=self.dtype, device=self.device)
-        return torch.stack(losses).detach().sum() / self.gradient_scale
+        return torch.stack(losses).detach().sum() / self.gradient_scale / self.loss_copies
 
     def finish_gradients(self) -> None:
-        """Sums the two halves of a tied weight's gradient."""
+        """As the base's; then sums the two halves of a tied weight's gradient."""
+        super().finish_gradients()
         if self.embedding is not None and self.head is not None:
             _gradient(self.embedding).add_(_gradient(self.head))
             _gradient(self.head).copy_(_gradient(self.embedding))
@@ -141,13 +140,14 @@ class Pipelined(Sharded):
         """Stage by stage; what each puts out is broadcast to all ranks."""
         layout, hidden = self.layout, batch.ids_BS
         mine = {stage.index: stage for stage in self.stages}
-        shape, kind = [*hidden.shape, layout.shape.hidden_size], self.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.dtype
+        kind = self.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self._sent_dtype
         for index in range(layout.num_stages):
+            shape = self._hidden_shape(hidden.shape[0])
             if index == layout.num_stages - 1:
-                shape[-1] = layout.shape.vocab_size
+                shape = (*batch.ids_BS.shape, layout.shape.vocab_size)
             if index in mine:
-                hidden = mine[index].part.run(hidden, batch, with_loss=False).contiguous()
+                hidden = mine[index].logits(hidden, batch).contiguous()
             else:
                 hidden = torch.empty(shape, dtype=dtype, device=self.device)
             dist.broadcast(hidden, group=self.pipeline.get_group(), group_src=_rank_of_stage(index, layout))
@@ -183,19 +183,33 @@ class Pipelined(Sharded):
     def _scaled(self, share: Tensor, target: Tensor) -> Tensor:  # noqa: ARG002 - the last stage has used its labels
         return share * self.gradient_scale
 
+    @property
+    def _sent_dtype(self) -> torch.dtype:
+        """Of the hidden states between stages."""
+        return compute_dtype(self.layout) or self.dtype
+
+    @property
+    def _num_positions(self) -> int:
+        """Of each sequence, on this rank."""
+        layout = self.layout
+        return layout.workload.sequence_length // (layout.degree("ring") * layout.degree("ulysses"))
+
+    def _hidden_shape(self, num_sequences: int) -> tuple[int, int, int]:
+        """[B, S, H] of the hidden states between stages, which sequence parallelism cuts further than the ids."""
+        cut = self.layout.degree("tp") if self.layout.part("tensor") is StrategyName.TP_SP else 1
+        return num_sequences, self._num_positions // cut, self.layout.shape.hidden_size
+
     def _pipeline_stage(self, stage: Stage) -> _PipelineStage:
         """With the shapes of what it takes and gives.
 
         Else torch finds them in the first step by running the stage: 2.11 without gradients, and autocast would keep
         the weights that it has cast there for the whole step, without their gradients.
         """
-        workload, num_stages = self.layout.workload, self.layout.num_stages
-        tokens = (workload.micro_batch, self.sequence_length)
-        dtype = self.autocast_dtype or self.dtype
+        micro_batch, num_stages = self.layout.workload.micro_batch, self.layout.num_stages
         hidden_BSH = torch.empty(
-            (*tokens, self.layout.shape.hidden_size), dtype=dtype, device="meta", requires_grad=True
+            self._hidden_shape(micro_batch), dtype=self._sent_dtype, device="meta", requires_grad=True
         )
-        ids_BS = torch.empty(tokens, dtype=torch.int64, device="meta")
+        ids_BS = torch.empty((micro_batch, self._num_positions), dtype=torch.int64, device="meta")
         share = torch.empty((), dtype=self.dtype, device="meta", requires_grad=True)
         return _PipelineStage(
             stage,
@@ -208,29 +222,15 @@ class Pipelined(Sharded):
         )
 
 
-def build_pipeline_parallel(model: nn.Module, mesh: DeviceMesh, config: BuildConfig) -> Sharded:
-    """Keeps this rank's stages of the model and drops the rest."""
-    layout, pipeline = config.layout, mesh["pp"]
-    stages = take_stages(model, pipeline, layout)
-    for stage in stages:
-        prepare_layers(stage.part, layout)
-    modules = nn.ModuleList(stages)
-    return Pipelined(
-        module=modules,
-        unwrapped=modules,
-        optimizer=adamw(modules.parameters(), layout),
-        mesh=mesh,
-        layout=layout,
-        autocast_dtype=compute_dtype(layout),
-        stages=stages,
-        pipeline=pipeline,
-        sequence_length=layout.workload.sequence_length,
-    )
-
-
 def _rank_of_stage(index: int, layout: Layout) -> int:
     degree = layout.degree("pp")
-    return next(rank for rank in range(degree) if index in stages_of_rank(layout.strategy, rank, degree))
+    return next(rank for rank in range(degree) if index in stages_of_rank(_kind(layout), rank, degree))
+
+
+def _kind(layout: Layout) -> StrategyName:
+    kind = layout.part("pipeline")
+    assert kind is not None
+    return kind
 
 
 def _whole(micro_batches: Sequence[Batch]) -> dict[str, Tensor]:
@@ -241,5 +241,6 @@ def _whole(micro_batches: Sequence[Batch]) -> dict[str, Tensor]:
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
+    """This rank's part of it."""
     assert parameter.grad is not None
-    return parameter.grad
+    return parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad

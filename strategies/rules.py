@@ -6,7 +6,9 @@ No torch.
 import math
 from collections.abc import Callable
 
-from strategies.spec import AXES, STAGES_PER_RANK, ZERO_BUBBLE, Layout, LinkProfile, Mode, StrategyName
+from strategies.layout import Layout
+from strategies.product import is_product
+from strategies.spec import AXES, ZERO_BUBBLE, LinkProfile, Mode, StrategyName
 
 
 def _positive(layout: Layout) -> str | None:
@@ -22,23 +24,54 @@ def _positive(layout: Layout) -> str | None:
 
 
 def _single_rank(layout: Layout) -> str | None:
-    if layout.strategy is StrategyName.SINGLE and layout.world_size != 1:
+    if layout.strategy == StrategyName.SINGLE and layout.world_size != 1:
         return f"`single` is the unsharded model on 1 rank, not {layout.world_size}; use `ddp` to replicate it"
     return None
 
 
 def _degrees(layout: Layout) -> str | None:
-    names, degrees = AXES[layout.strategy], layout.degrees
+    if is_product(layout.strategy):
+        return _product_degrees(layout)
+    names, degrees = AXES[StrategyName(layout.strategy)], layout.degrees
     if degrees and (len(degrees) != len(names) or math.prod(degrees) != layout.world_size):
         return (
             f"`{layout.strategy}` needs one degree for each of {', '.join(names)}, their product the world size "
             f"{layout.world_size}, not {' x '.join(map(str, degrees))}"
         )
-    if layout.strategy is not StrategyName.SINGLE and min(layout.axes.values()) < 2:
-        cut = " x ".join(f"{axis} {degree}" for axis, degree in layout.axes.items())
-        least = 2 ** len(names)
-        return f"`{layout.strategy}` over {cut} cuts nothing along one axis; use at least {least} ranks, 2 an axis"
-    return None
+    return None if layout.strategy == StrategyName.SINGLE else _cuts_nothing(layout)
+
+
+def _product_degrees(layout: Layout) -> str | None:
+    if layout.degrees:
+        given = " x ".join(map(str, layout.degrees))
+        return f"`{layout.strategy}` has its degrees in its name; leave out the degrees {given}"
+    axes = layout.axes
+    if math.prod(axes.values()) != layout.world_size:
+        tensor, pipeline, context = (
+            layout.degree("tp"),
+            layout.degree("pp"),
+            layout.degree("ring") * layout.degree("ulysses"),
+        )
+        experts = layout.degree("ep")
+        others = tensor * pipeline * context * experts
+        whole = layout.world_size % others == 0
+        have = " x ".join(f"{axis} {degree}" for axis, degree in axes.items())
+        derived = layout.world_size // others if whole else f"{layout.world_size / others:.3g}"
+        cure = f"name it {derived}" if whole and derived and layout.part("data") else "change one of them"
+        return (
+            f"`{layout.strategy}` is {have} = {math.prod(axes.values())} ranks, not {layout.world_size}: DP = world / "
+            f"(TP x PP x CP{' x EP' * (experts > 1)}) = {layout.world_size} / ({tensor} x {pipeline} x {context}"
+            f"{f' x {experts}' * (experts > 1)}) = {derived}; {cure}"
+        )
+    return _cuts_nothing(layout)
+
+
+def _cuts_nothing(layout: Layout) -> str | None:
+    axes = layout.axes
+    if min(axes.values()) >= 2:
+        return None
+    cut = " x ".join(f"{axis} {degree}" for axis, degree in axes.items())
+    return f"`{layout.strategy}` over {cut} cuts nothing along one axis; use at least {2 ** len(axes)} ranks, 2 an axis"
 
 
 def _batch_divides(layout: Layout) -> str | None:
@@ -63,8 +96,12 @@ def _tensor_divides(layout: Layout) -> str | None:
         "intermediate size": shape.intermediate_size,
         "vocabulary": shape.vocab_size,
     }
-    if layout.strategy is StrategyName.TP_SP:
-        numbers["sequence length"] = layout.workload.sequence_length
+    if layout.part("tensor") is StrategyName.TP_SP:
+        # Of what a context part leaves to a rank; where that is no whole number, another rule says so.
+        context = layout.degree("ring") * layout.degree("ulysses")
+        numbers["sequence length" if context == 1 else "positions of a rank"] = (
+            layout.workload.sequence_length // context
+        )
     return _undivided(numbers, degree, "tensor degree")
 
 
@@ -79,20 +116,36 @@ def _sequence_divides(layout: Layout) -> str | None:
 
 
 def _heads_for_ulysses(layout: Layout) -> str | None:
-    degree, heads, kv_heads = layout.degree("ulysses"), layout.shape.num_heads, layout.shape.num_kv_heads
+    degree, tensor = layout.degree("ulysses"), layout.degree("tp")
+    heads, kv_heads = layout.shape.num_heads // tensor, layout.shape.num_kv_heads // tensor
+    each = f" of a tensor degree of {tensor}" if tensor > 1 else ""
     if heads % degree:
-        return f"{heads} heads do not divide by ulysses degree {degree}; choose a divisor of {heads}"
+        return f"{heads} heads{each} do not divide by ulysses degree {degree}; choose a divisor of {heads}"
     if kv_heads % degree and degree % kv_heads:
         return (
-            f"{kv_heads} kv heads can be neither cut nor repeated over ulysses degree {degree}; choose a divisor or a "
-            f"multiple of {kv_heads}"
+            f"{kv_heads} kv heads{each} can be neither cut nor repeated over ulysses degree {degree}; choose a divisor "
+            f"or a multiple of {kv_heads}"
         )
     return None
 
 
+def _experts(layout: Layout) -> str | None:
+    degree, shape = layout.degree("ep"), layout.shape
+    if shape.has_experts and layout.part("tensor") is not None:
+        tensor = layout.part("tensor")
+        return f"`{tensor}` does not cut the {shape.num_experts} experts of this size; use `ep` or `fsdp2`"
+    if layout.part("expert") is None:
+        return None
+    if not shape.has_experts:
+        return f"`{layout.strategy}` spreads experts over ranks, and this size has none; use a size of Qwen3-MoE"
+    if others := [kind for kind in ("tensor", "pipeline", "context") if layout.part(kind) is not None]:
+        return f"`ep` is combined with a data part alone, not with the {others[0]} part of `{layout.strategy}`"
+    return _undivided({"experts": shape.num_experts}, degree, "expert degree")
+
+
 def _layers_for_stages(layout: Layout) -> str | None:
     if layout.shape.num_layers < layout.num_stages:
-        per_rank = STAGES_PER_RANK[layout.strategy]
+        per_rank = layout.num_stages // layout.degree("pp")
         return (
             f"{layout.shape.num_layers} layers cannot fill {layout.degree('pp')} ranks x {per_rank} stages = "
             f"{layout.num_stages}; choose at most {layout.shape.num_layers // per_rank} ranks"
@@ -103,7 +156,7 @@ def _layers_for_stages(layout: Layout) -> str | None:
 def _microbatches_for_schedule(layout: Layout) -> str | None:
     """What torch.distributed.pipelining's schedules ask for; GPipe and ZBV take any number."""
     degree, count = layout.degree("pp"), layout.num_micro_batches
-    match layout.strategy:
+    match layout.part("pipeline"):
         case StrategyName.PP_1F1B:
             if count < degree:
                 return _too_few(count, degree, f"1F1B on {degree} stages")
@@ -120,7 +173,7 @@ def _microbatches_for_schedule(layout: Layout) -> str | None:
 
 
 def _zero_bubble_compiled(layout: Layout) -> str | None:
-    if layout.strategy in ZERO_BUBBLE and layout.compiled:
+    if layout.part("pipeline") in ZERO_BUBBLE and layout.compiled:
         return (
             f"`{layout.strategy}` runs each backward in two parts; compiled layers then give wrong gradients without a "
             "word (or raise on donated buffers); use eager, or `pp_interleaved`"
@@ -131,7 +184,7 @@ def _zero_bubble_compiled(layout: Layout) -> str | None:
 def _asynchronous(layout: Layout) -> str | None:
     if not layout.options.async_tp:
         return None
-    if layout.strategy is not StrategyName.TP_SP:
+    if layout.part("tensor") is not StrategyName.TP_SP:
         return f"async TP splits the products of `tp_sp`, not of `{layout.strategy}`"
     if not layout.compiled:
         return "async TP is a pass of the compiler and does nothing in eager mode; use mode compile"
@@ -143,6 +196,10 @@ def _asynchronous(layout: Layout) -> str | None:
 def _captured(layout: Layout) -> str | None:
     if layout.mode is not Mode.CUDAGRAPH:
         return None
+    if layout.part("expert") is not None:
+        return (
+            "the host waits in every layer of `ep` for the router's choice, which a CUDA graph cannot hold; use compile"
+        )
     if layout.link is LinkProfile.GLOO:
         return "a CUDA graph is captured on a GPU, and ranks on gloo run on CPUs; use compile, or link native"
     return None
@@ -175,6 +232,7 @@ RULES: tuple[Callable[[Layout], str | None], ...] = (
     _tensor_divides,
     _sequence_divides,
     _heads_for_ulysses,
+    _experts,
     _layers_for_stages,
     _microbatches_for_schedule,
     _zero_bubble_compiled,

@@ -6,7 +6,7 @@ from strategies.value import Value
 
 
 class ModelShape(Value, frozen=True, kw_only=True):
-    """A dense Qwen3 model as its config states it."""
+    """A Qwen3 model as its config states it, dense or, with experts, Qwen3-MoE."""
 
     hidden_size: int
     num_layers: int
@@ -14,15 +14,24 @@ class ModelShape(Value, frozen=True, kw_only=True):
     num_kv_heads: int
     head_dim: int
     intermediate_size: int
+    """Of the feed-forward part; with experts, of each."""
     vocab_size: int
     tied_embeddings: bool
+    num_experts: int = 0
+    """0: every token takes the one feed-forward part."""
+    experts_per_token: int = 0
+
+    @property
+    def has_experts(self) -> bool:
+        return self.num_experts > 0
 
     @property
     def num_parameters(self) -> int:
         """Parameters of the whole model; a tied embedding is counted once."""
         query, key_value = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         attention = 2 * self.hidden_size * query + 2 * self.hidden_size * key_value + 2 * self.head_dim
-        mlp = 3 * self.hidden_size * self.intermediate_size
+        mlp = 3 * self.hidden_size * self.intermediate_size * max(1, self.num_experts)
+        mlp += self.num_experts * self.hidden_size  # the router
         layer = attention + mlp + 2 * self.hidden_size
         embedding = self.vocab_size * self.hidden_size
         return self.num_layers * layer + self.hidden_size + embedding * (1 if self.tied_embeddings else 2)
@@ -69,4 +78,30 @@ SIZES: dict[str, ModelShape] = {
     # embeddings, 6.8 B parameters: float32 parameters, gradients and two AdamW moments are 16 bytes x 6.8 B = 108 GB.
     "7b": _qwen3(4096, 32, 32, 12_288, tied=True),
     "8b": _qwen3(4096, 36, 32, 12_288, tied=False),
+    "tiny_moe": ModelShape(
+        hidden_size=64,
+        num_layers=3,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
+        intermediate_size=48,
+        vocab_size=512,
+        tied_embeddings=False,
+        num_experts=8,
+        experts_per_token=2,
+    ),
+    # Not a released model: 8 of the 48 layers of Qwen3-30B-A3B, with its embedding and head, 5.6 B parameters: what one
+    # GPU of 140 GB can train alone, so that expert parallelism has something to be compared with.
+    "a3b": ModelShape(
+        hidden_size=2048,
+        num_layers=8,
+        num_heads=32,
+        num_kv_heads=4,
+        head_dim=128,
+        intermediate_size=768,
+        vocab_size=151_936,
+        tied_embeddings=False,
+        num_experts=128,
+        experts_per_token=8,
+    ),
 }

@@ -5,18 +5,21 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
 from strategies.batch import Batch, Share
+from strategies.expert_parallel import DistributedExperts, divide_gradients
+from strategies.layout import Layout
 from strategies.model import forward, forward_loss
-from strategies.spec import CONTEXT_AXES, DATA_AXES, ComputeDtype, Layout
+from strategies.partial_gradients import sum_partial_gradients
+from strategies.spec import CONTEXT_AXES, DATA_AXES, ComputeDtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,18 +31,9 @@ class BuildConfig:
     checkpoint: Path | None = None
 
 
-class Builder(Protocol):
-    """The one signature of a strategy: a whole model and a named mesh in, this rank's part out."""
-
-    def __call__(self, model: nn.Module, mesh: DeviceMesh, config: BuildConfig) -> "Sharded": ...
-
-
 @dataclass(kw_only=True)
 class Sharded:
-    """This rank's part of a model under one strategy.
-
-    The base class is a strategy with nothing to synchronise by hand; those that need more override what differs.
-    """
+    """This rank's part of a model under one strategy or product; with pipelines, `Pipelined`."""
 
     module: nn.Module
     """The (wrapped) model that is called."""
@@ -48,12 +42,18 @@ class Sharded:
     optimizer: torch.optim.Optimizer
     mesh: DeviceMesh
     """All axes of the strategy."""
+    averaged: DeviceMesh | None = None
+    """The ranks whose gradients a wrapper averages."""
     layout: Layout
     share: Share = field(default_factory=Share)
     """The part of the global batch that this rank sees."""
     autocast_dtype: torch.dtype | None = None
     gradient_scale: float = 1.0
     """Multiplies the loss before backward: the degree by which a wrapper will average the gradients."""
+    experts: list[DistributedExperts] = field(default_factory=list)
+    """Of each layer, where they are spread over ranks."""
+    loss_copies: int = 1
+    """Ranks that compute the same loss, and of which each takes a part as its share: the tensor degree."""
 
     def micro_batches(self, batch: Batch) -> list[Batch]:
         """This rank's share of a global batch, as its forwards take it."""
@@ -68,8 +68,8 @@ class Sharded:
         return all(at == 0 for axis, at in pairs if axis not in DATA_AXES | CONTEXT_AXES)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Entered around every micro-batch but the last."""
-        return nullcontext()
+        """Entered around every micro-batch but the last: DistributedDataParallel reduces with that one."""
+        return self.module.no_sync() if isinstance(self.module, DistributedDataParallel) else nullcontext()
 
     def autocast(self, device_type: str) -> AbstractContextManager[object]:
         if self.autocast_dtype is None:
@@ -90,10 +90,14 @@ class Sharded:
                 (share * self.gradient_scale).backward()
             shares.append(share.detach())
         self.finish_gradients()
-        return torch.stack(shares).sum()
+        return torch.stack(shares).sum() / self.loss_copies
 
     def finish_gradients(self) -> None:
         """Sums over ranks that no wrapper makes; called once, after the last micro-batch's backward."""
+        if "tp" in _names(self.mesh):
+            sum_partial_gradients(self.unwrapped, self.mesh["tp"])
+        if self.experts:
+            divide_gradients(self.experts, self.layout.degree("ep"))
 
     def step(self) -> None:
         """Clips when asked, updates the parameters and frees the gradients."""
@@ -117,7 +121,7 @@ class Sharded:
             mesh = parameter.device_mesh
             # A mesh of fewer ranks would have copies on the others, which nothing here counts.
             assert mesh.size() == math.prod(self.mesh.size(dim) for dim in dims)
-            dims = [dim for dim, placement in enumerate(parameter.placements) if not placement.is_shard()]
+            dims = [dim for dim, placement in enumerate(parameter.placements) if placement.is_replicate()]
         coordinate = mesh.get_coordinate()
         assert coordinate is not None
         return math.prod(mesh.size(dim) for dim in dims), all(coordinate[dim] == 0 for dim in dims)

@@ -1,13 +1,11 @@
-"""The words of a strategy, without torch: names, modes, workloads, options, and how many ranks each axis has.
+"""The words of a strategy, without torch: names, axes, modes, workloads, options.
 
 Everything here is a plain value, so that a pytest process can collect the whole matrix and refuse what cannot
 be cut before any process starts and without importing torch.
 """
 
-import math
 from enum import StrEnum
 
-from strategies.shapes import SIZES, ModelShape
 from strategies.value import Value
 
 
@@ -48,6 +46,8 @@ class StrategyName(StrEnum):
     """The sequence is cut in a zigzag; keys and values travel round the ranks (ring attention)."""
     CP_USP = "cp_usp"
     """Ulysses within rings: both cuts of the sequence at once (USP)."""
+    EP = "ep"
+    """Each rank holds some of the experts of every layer, and tokens travel to theirs and back (GShard)."""
 
 
 AXES: dict[StrategyName, tuple[str, ...]] = {
@@ -68,9 +68,10 @@ AXES: dict[StrategyName, tuple[str, ...]] = {
     StrategyName.CP_ULYSSES: ("ulysses",),
     StrategyName.CP_RING: ("ring",),
     StrategyName.CP_USP: ("ring", "ulysses"),
+    StrategyName.EP: ("ep",),
 }
 """The axes of a strategy's device mesh, outermost first."""
-DATA_AXES = frozenset({"dp", "dp_replicate", "dp_shard"})
+DATA_AXES = frozenset({"dp", "dp_replicate", "dp_shard", "ep"})
 """Axes over which ranks see different sequences."""
 CONTEXT_AXES = frozenset({"ring", "ulysses"})
 """Axes over which ranks see different parts of each sequence."""
@@ -146,41 +147,6 @@ class Workload(Value, frozen=True, kw_only=True):
         return self.sequences * self.sequence_length
 
 
-MICRO_BATCHES = {"0.6b": 8, "1.7b": 8, "4b": 4, "7b": 2, "8b": 2}
-"""Sequences of 2048 that one forward sees. Small models want large ones: their step is bound by kernel launches."""
-
-
-def default_workload(size: str, strategy: StrategyName = StrategyName.SINGLE, world_size: int = 1) -> Workload:
-    """The workload of a size: 16 x 2048 = 32,768 tokens in bfloat16 on GPUs, a small float32 one for `tiny`.
-
-    Only the micro-batch depends on the strategy. A pipeline is cut into two microbatches for each of its ranks (with
-    four, a compiled step of 0.6b on two H200s takes the host 409 ms to issue, twice the time of its arithmetic); a rank
-    that does a part of the work on each sequence takes as many sequences more. `tiny` watches the code and not the
-    speed: it keeps several forwards a step, so that accumulation is a part of what its cells prove.
-
-    Raises:
-        ValueError: no such size.
-    """
-    if size not in SIZES:
-        raise ValueError(f"unknown size {size!r}; known: {', '.join(SIZES)}")
-    world_size = max(1, world_size)  # another one is refused, with its number, where the layout is asked
-    sequences, length, micro_batch = (8, 64, 2) if size == "tiny" else (16, 2048, MICRO_BATCHES[size])
-    if "pp" in AXES[strategy]:
-        micro_batch = max(1, sequences // ((4 if size == "tiny" else 2) * world_size))
-    elif CONTEXT_AXES & set(AXES[strategy]) or ("tp" in AXES[strategy] and size != "tiny"):
-        micro_batch = min(sequences, micro_batch * world_size)
-    elif DATA_AXES & set(AXES[strategy]):
-        micro_batch = max(1, min(micro_batch, sequences // world_size))
-    return Workload(
-        sequences=sequences,
-        sequence_length=length,
-        micro_batch=micro_batch,
-        compute_dtype=ComputeDtype.FLOAT32 if size == "tiny" else ComputeDtype.BFLOAT16,
-        learning_rate=1e-3 if size == "tiny" else 1e-4,
-        loss=LossKind.FULL if size == "tiny" else LossKind.CHUNKED,
-    )
-
-
 class Options(Value, frozen=True, kw_only=True):
     """What a user may switch on beside the strategy."""
 
@@ -203,56 +169,3 @@ class Options(Value, frozen=True, kw_only=True):
             "async": self.async_tp,
         }
         return "+".join(part for part, is_on in parts.items() if is_on)
-
-
-class Layout(Value, frozen=True, kw_only=True):
-    """One strategy on one number of ranks: everything that decides whether the step can be cut."""
-
-    strategy: StrategyName
-    shape: ModelShape
-    world_size: int
-    workload: Workload
-    mode: Mode = Mode.EAGER
-    link: LinkProfile = LinkProfile.GLOO
-    options: Options = Options()
-    degrees: tuple[int, ...] = ()
-    """Ranks along each axis, outermost first; (): as even as they come."""
-
-    @property
-    def axes(self) -> dict[str, int]:
-        """Axis of the device mesh -> its degree, outermost first."""
-        names = AXES[self.strategy]
-        return dict(zip(names, self.degrees or _even_degrees(self.world_size, len(names)), strict=True))
-
-    def degree(self, axis: str) -> int:
-        """Ranks along an axis; 1 where the strategy has no such axis."""
-        return self.axes.get(axis, 1)
-
-    @property
-    def data_degree(self) -> int:
-        """Ranks that hold different sequences."""
-        return math.prod(degree for axis, degree in self.axes.items() if axis in DATA_AXES)
-
-    @property
-    def compiled(self) -> bool:
-        """Whether torch.compile takes the layers."""
-        return self.mode is not Mode.EAGER
-
-    @property
-    def num_stages(self) -> int:
-        """Pipeline stages over all ranks; 1 without a pipeline."""
-        return self.degree("pp") * STAGES_PER_RANK.get(self.strategy, 1)
-
-    @property
-    def num_micro_batches(self) -> int:
-        """Forwards that one rank makes per step (gradient accumulation), or microbatches of a pipeline."""
-        return self.workload.sequences // (self.data_degree * self.workload.micro_batch)
-
-
-def _even_degrees(world_size: int, num_axes: int) -> tuple[int, ...]:
-    """The most even split over two axes, the larger part inside; the whole over one."""
-    if num_axes == 1:
-        return (world_size,)
-    roots = range(1, math.isqrt(max(0, world_size)) + 1)
-    outer = max((degree for degree in roots if world_size % degree == 0), default=1)
-    return (outer, world_size // outer)

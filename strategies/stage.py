@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from strategies.batch import Batch
+from strategies.layout import Layout
 from strategies.model import Qwen3
-from strategies.spec import Layout
 from strategies.stages import cut, stages_of_rank
 
 
@@ -25,6 +25,7 @@ class Stage(nn.Module):
         """Of all stages, over all ranks."""
         self.num_label_tokens = 0
         """Of the global batch: set before every step, for it is no tensor that could be cut into microbatches."""
+        self.with_loss = True
 
     def forward(
         self, ids_or_hidden: Tensor, *, labels_BS: Tensor, positions_BS: Tensor, documents_BS: Tensor | None = None
@@ -36,7 +37,22 @@ class Stage(nn.Module):
             num_label_tokens=self.num_label_tokens,
             documents_BS=documents_BS,
         )
-        return self.part.run(ids_or_hidden, batch, with_loss=True)
+        return self.part.run(ids_or_hidden, batch, with_loss=self.with_loss)
+
+    def logits(self, ids_or_hidden: Tensor, batch: Batch) -> Tensor:
+        """As `forward`, but the last stage ends in the logits."""
+        self.with_loss = False
+        try:
+            # Through the module's call: what wraps this stage gathers its parameters there.
+            output: Tensor = self(
+                ids_or_hidden,
+                labels_BS=batch.labels_BS,
+                positions_BS=batch.positions_BS,
+                documents_BS=batch.documents_BS,
+            )
+        finally:
+            self.with_loss = True
+        return output
 
 
 def take_stages(model: nn.Module, pipeline: DeviceMesh, layout: Layout) -> list[Stage]:
@@ -56,7 +72,9 @@ def take_stages(model: nn.Module, pipeline: DeviceMesh, layout: Layout) -> list[
             setattr(owner, name, None)
     borders = cut(layout.shape, layout.num_stages, sequence_length=layout.workload.sequence_length)
     stages = []
-    for index in stages_of_rank(layout.strategy, pipeline.get_local_rank(), pipeline.size()):
+    schedule = layout.part("pipeline")
+    assert schedule is not None
+    for index in stages_of_rank(schedule, pipeline.get_local_rank(), pipeline.size()):
         part = copy.deepcopy(model)  # of what every stage has: the rotary frequencies
         part.model.layers = nn.ModuleDict({str(layer): layers[layer] for layer in borders[index]})
         if index == 0:

@@ -39,7 +39,8 @@ def layer_cost(shape: ModelShape, sequence_length: int) -> int:
     A token attends to half a sequence on average, once for the scores and once for the values.
     """
     query, key_value = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    matrices = shape.hidden_size * (2 * query + 2 * key_value + 3 * shape.intermediate_size)
+    intermediate = shape.intermediate_size * max(1, shape.experts_per_token)
+    matrices = shape.hidden_size * (2 * query + 2 * key_value + 3 * intermediate + shape.num_experts)
     return matrices + sequence_length * query
 
 
@@ -52,14 +53,14 @@ def head_cost(shape: ModelShape) -> int:
     return shape.vocab_size * shape.hidden_size
 
 
-def stages_of_rank(strategy: StrategyName, rank: int, degree: int) -> tuple[int, ...]:
+def stages_of_rank(schedule: StrategyName, rank: int, degree: int) -> tuple[int, ...]:
     """Global indices of the stages that a rank of the pipeline holds, ascending.
 
     In a V, rank r holds stages r and 2 x degree - 1 - r; else every degree-th one from r on.
     """
-    if strategy in V_SHAPED:
+    if schedule in V_SHAPED:
         return (rank, 2 * degree - 1 - rank)
-    return tuple(range(rank, degree * STAGES_PER_RANK[strategy], degree))
+    return tuple(range(rank, degree * STAGES_PER_RANK[schedule], degree))
 
 
 def _last_sizes(shape: ModelShape, num_stages: int) -> range:

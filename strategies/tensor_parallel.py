@@ -21,15 +21,12 @@ head_dim elements of the parameters' dtype in `tp`, with (2 L + 1) x H more in `
 """
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -39,42 +36,9 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.parallel.style import ParallelStyle
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.batch import Batch
-from strategies.model import Qwen3, prepare_layers
+from strategies.model import Qwen3
 from strategies.norm import ReplicatedNorm
-from strategies.optimizer import adamw
-from strategies.sharded import BuildConfig, Sharded, compute_dtype
-from strategies.spec import StrategyName
 from strategies.vocabulary_parallel import VocabularyParallelEmbedding, VocabularyParallelHead
-
-
-@dataclass(kw_only=True)
-class TensorParallel(Sharded):
-    """A rank's slice of every matrix. All ranks of the axis see the same sequences and compute the same loss."""
-
-    def forward_backward(self, micro_batches: Sequence[Batch]) -> Tensor:
-        """As the base's: every rank has the whole loss, and its share of it is the part that makes the sum whole."""
-        return super().forward_backward(micro_batches) / self.mesh["tp"].size()
-
-    def finish_gradients(self) -> None:
-        sum_partial_gradients(self.unwrapped, self.mesh["tp"])
-
-
-def build_tensor_parallel(model: nn.Module, mesh: DeviceMesh, config: BuildConfig) -> Sharded:
-    """Cuts the whole model over the mesh's one axis, "tp"."""
-    layout = config.layout
-    parallelize(model, mesh["tp"], sequence_parallel=layout.strategy is StrategyName.TP_SP)
-    if layout.options.async_tp:
-        pipeline_products(mesh["tp"])
-    prepare_layers(model, layout)
-    return TensorParallel(
-        module=model,
-        unwrapped=model,
-        optimizer=adamw(model.parameters(), layout),
-        mesh=mesh,
-        layout=layout,
-        autocast_dtype=compute_dtype(layout),
-    )
 
 
 def parallelize(model: nn.Module, tp_mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
@@ -126,28 +90,6 @@ def _parallelize_layer(layer: nn.Module, tp_mesh: DeviceMesh, outer: Placement) 
         # They see a rank's own heads.
         norm = ReplicatedNorm(getattr(layer.self_attn, name), tp_mesh, partial=True, sent=False)
         setattr(layer.self_attn, name, norm)
-
-
-@torch.no_grad()
-def sum_partial_gradients(model: nn.Module, tp_mesh: DeviceMesh) -> None:
-    """Gives every gradient the placement of its parameter on `tp_mesh`, by one all-reduce for all of them.
-
-    Only replicated parameters that saw a part of the heads or positions have others: pending sums. Left to the
-    optimizer, each of its operations would make the sum again.
-    """
-    pending = [(parameter, parameter.grad) for parameter in model.parameters() if _is_partial(parameter.grad)]
-    if not pending:
-        return
-    pieces = [gradient.to_local().flatten() for _, gradient in pending if isinstance(gradient, DTensor)]
-    flat = torch.cat(pieces)
-    dist.all_reduce(flat, group=tp_mesh.get_group())
-    for (parameter, _), summed in zip(pending, flat.split([piece.numel() for piece in pieces]), strict=True):
-        whole = summed.view(parameter.shape)
-        parameter.grad = DTensor.from_local(whole, tp_mesh, [Replicate()], run_check=False)
-
-
-def _is_partial(gradient: Tensor | None) -> bool:
-    return isinstance(gradient, DTensor) and any(placement.is_partial() for placement in gradient.placements)
 
 
 def pipeline_products(tp_mesh: DeviceMesh) -> None:

@@ -19,9 +19,9 @@ from perf.probes import CompileProbe
 from perf.record import LedgerEntry
 from perf.server import RankContext
 from strategies.batch import synthetic_batch
+from strategies.layout import Layout
 from strategies.registry import build
 from strategies.sharded import BuildConfig, Sharded, train_step
-from strategies.spec import Layout
 from strategies.value import Value
 
 CPU = torch.device("cpu")
@@ -79,7 +79,7 @@ def steps(payload: dict[str, Any], context: RankContext) -> None:
     ]
     for batch in batches[:2]:
         train_step(sharded, batch)  # DDP fixes its buckets after the first step
-    ledgers = [WatchfulLedger(sharded.mesh) for _ in range(2)]
+    ledgers = [WatchfulLedger(sharded.mesh, sharded.averaged) for _ in range(2)]
     for ledger, batch in zip(ledgers, batches[2:4], strict=True):
         with ledger:
             train_step(sharded, batch)

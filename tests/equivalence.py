@@ -6,21 +6,24 @@ from typing import Any
 import msgspec
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed import FileStore
 from transformers.models.qwen3 import modeling_qwen3
+from transformers.models.qwen3_moe import modeling_qwen3_moe
 
 from perf import jsonfile
 from perf.server import RankContext
 from strategies import loss
 from strategies.batch import IGNORE_INDEX, Batch, from_ids, synthetic_batch
+from strategies.layout import Layout
 from strategies.loss import Head
 from strategies.model import build_model, forward
 from strategies.optimizer import adamw
 from strategies.registry import shard
 from strategies.shapes import ModelShape
 from strategies.sharded import BuildConfig, Sharded
-from strategies.spec import ComputeDtype, Layout, LossKind, Mode, Options, StrategyName, Workload
+from strategies.spec import ComputeDtype, LossKind, Mode, Options, Workload
 from strategies.value import Value
 from tests.mistakes import MISTAKES
 
@@ -41,7 +44,7 @@ UPDATES = 2
 class Case(Value, frozen=True, kw_only=True):
     """One strategy to compare with the unsharded model."""
 
-    strategy: StrategyName
+    strategy: str
     world_size: int
     degrees: tuple[int, ...] = ()
     mode: Mode = Mode.EAGER
@@ -147,14 +150,22 @@ def _last_logits(sharded: Sharded, batch: Batch) -> Tensor:
 
 
 def keep_float64() -> None:
-    """Takes the float32 detour out of Qwen3's RMSNorm: in float64 rounding then cannot hide or fake a difference."""
+    """Takes the float32 detour out of RMSNorm and router: in float64 rounding then cannot hide or fake a difference."""
 
     def norm(self: nn.Module, hidden: Tensor) -> Tensor:
         wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
         return self.weight * wide.to(hidden.dtype)
 
+    def route(self: nn.Module, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits = F.linear(hidden.reshape(-1, self.hidden_dim), self.weight)
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        weights, chosen = logits.softmax(-1, dtype=wide).topk(self.top_k, dim=-1)
+        return logits, (weights / weights.sum(-1, keepdim=True)).to(logits.dtype), chosen
+
     modeling_qwen3.Qwen3RMSNorm.forward = norm
+    modeling_qwen3_moe.Qwen3MoeRMSNorm.forward = norm
+    modeling_qwen3_moe.Qwen3MoeTopKRouter.forward = route
 
 
 def sharpen(model: nn.Module) -> None:
@@ -164,7 +175,7 @@ def sharpen(model: nn.Module) -> None:
             generator = torch.Generator().manual_seed(len(name) * 131 + parameter.numel())
             if "norm" in name:
                 parameter.uniform_(0.5, 1.5, generator=generator)
-            elif "proj" in name:
+            elif "proj" in name or "mlp.gate" in name:
                 parameter.mul_(4.0)
 
 

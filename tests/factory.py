@@ -10,7 +10,8 @@ from perf.gpus import GpuUse
 from perf.hardware import Machine
 from perf.measurement import Measurement, ledgers, measure
 from perf.record import CompileState, Environment, LedgerEntry, Marks, MemoryPeaks, RankRecord, RunRecord, Software
-from strategies.spec import LinkProfile, Mode, StrategyName, default_workload
+from strategies.layout import default_workload
+from strategies.spec import LinkProfile, Mode, StrategyName
 
 PLAN = SamplingPlan()
 CPU = Machine(device="Test CPU", count=2)

@@ -127,7 +127,7 @@ def watch(payload: dict[str, Any], context: RankContext) -> None:
     sharded, batches = begin(cell, context, 4)
     for batch in batches[:2]:
         train_step(sharded, batch)
-    ledger = Ledger(sharded.mesh)
+    ledger = Ledger(sharded.mesh, sharded.averaged)
     with ledger:
         train_step(sharded, batches[2])
     torch.cuda.synchronize()

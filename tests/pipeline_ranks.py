@@ -10,11 +10,11 @@ from perf import jsonfile
 from perf.comms import Ledger
 from perf.record import LedgerEntry
 from perf.server import RankContext
+from strategies.layout import Layout
 from strategies.model import build_model
 from strategies.pipeline_parallel import Pipelined
 from strategies.registry import shard
 from strategies.sharded import BuildConfig, train_step
-from strategies.spec import Layout
 from strategies.value import Value
 from tests.equivalence import CPU, synthetic_batch
 

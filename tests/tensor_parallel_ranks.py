@@ -14,11 +14,12 @@ from perf.record import LedgerEntry
 from perf.server import RankContext
 from strategies import loss
 from strategies.batch import Share, synthetic_batch
+from strategies.layout import Layout
 from strategies.loss import Head
 from strategies.model import build_model, forward_loss
 from strategies.registry import shard
 from strategies.sharded import BuildConfig, compute_dtype, train_step
-from strategies.spec import ComputeDtype, Layout
+from strategies.spec import ComputeDtype
 from strategies.value import Value
 from tests.equivalence import CPU, join, leave, sharpen
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from strategies.batch import IGNORE_INDEX, Share, from_ids, synthetic_batch
+from strategies.layout import default_workload
 from strategies.shapes import SIZES
-from strategies.spec import default_workload
 from tests.equivalence import CPU
 
 SHAPE, WORKLOAD = SIZES["tiny"], default_workload("tiny")

@@ -8,8 +8,9 @@ import pytest
 
 from perf.gpus import visible_gpus
 from perf.matrix import node
+from strategies.layout import default_workload
 from strategies.shapes import SIZES
-from strategies.spec import ComputeDtype, Mode, default_workload
+from strategies.spec import ComputeDtype, Mode
 from tests.gpu_ranks import Watched
 
 pytestmark = pytest.mark.skipif(len(visible_gpus(None)) < 2, reason="needs 2 GPUs")

@@ -144,7 +144,6 @@ def test_readme_tree_has_every_source_and_nothing_else():
 TESTED_WITH = {
     "value": "spec",
     "attention": "model",
-    "unsharded": "equivalence",
     "captured": "gpu_training",
     "data_parallel": "equivalence",
     "fully_sharded": "equivalence",
@@ -157,6 +156,8 @@ TESTED_WITH = {
     "ulysses": "context_attention",
     "vocabulary_parallel": "tensor_parallel",
     "norm": "tensor_parallel",
+    "partial_gradients": "tensor_parallel",
+    "layout": "spec",
     "record": "measurement",
     "job": "launch",
     "connection": "launch",

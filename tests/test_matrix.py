@@ -131,7 +131,7 @@ def test_cell_that_cannot_be_cut_is_collected_and_refused_with_its_numbers(load,
 
 
 REFUSED = {
-    "unknown strategy": (table(strategy='"zero9"'), ["cells 1", "zero9", "known strategy: single, ddp, zero1"]),
+    "unknown strategy": (table(strategy='"zero9"'), ["cells 1", "zero9", "known: single, ddp, zero1"]),
     "unknown strategy in a list": (table(strategy='["ddp", "zero9"]'), ["zero9", "known strategy"]),
     "unknown size": (table(size='"9b"'), ["unknown size '9b'", "known: tiny, 0.6b, 1.7b, 4b, 7b, 8b"]),
     "unknown mode": (table(mode='"graphs"'), ["graphs", "known mode: eager, compile"]),

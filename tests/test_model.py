@@ -11,10 +11,10 @@ from transformers import Qwen3ForCausalLM
 
 from strategies import model as room
 from strategies.batch import IGNORE_INDEX, Batch, from_ids, synthetic_batch
+from strategies.layout import default_workload
 from strategies.loss import loss_share
 from strategies.model import ATTENTION, build_model, forward, initialise, load_checkpoint
 from strategies.shapes import SIZES
-from strategies.spec import default_workload
 from tests.equivalence import CPU, SHAPE, sharpen
 
 UNTIED = msgspec.structs.replace(SHAPE, tied_embeddings=False)

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from strategies.layout import Layout, default_workload
 from strategies.optimizer import ADAMW, LowStateAdamW, adamw
 from strategies.shapes import SIZES
-from strategies.spec import ComputeDtype, Layout, Mode, Options, StrategyName, default_workload
+from strategies.spec import ComputeDtype, Mode, Options, StrategyName
 
 
 def layout(state=ComputeDtype.FLOAT32, mode=Mode.EAGER):

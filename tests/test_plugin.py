@@ -49,7 +49,7 @@ def test_unknown_strategy_in_a_file_is_refused_with_the_known_ones(suite_runs):
     suite_runs.matrix.write_text(suite_runs.matrix.read_text().replace('"ddp"', '"dpp"'))
     outcomes = suite_runs.run()
     assert outcomes.exit_code == pytest.ExitCode.USAGE_ERROR
-    assert "known strategy: single, ddp, zero1" in outcomes.text
+    assert "known: single, ddp, zero1" in outcomes.text
 
 
 def test_selection_of_nothing_is_not_green(suite_runs):

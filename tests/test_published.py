@@ -6,7 +6,8 @@ from perf.connection import ROOT
 from perf.published import published_tables
 from perf.report import write_report
 from perf.results import Manifest, Results
-from strategies.spec import LinkProfile, default_workload
+from strategies.layout import default_workload
+from strategies.spec import LinkProfile
 from tests.factory import PLAN, cell, run_record, write_text
 
 GIB = 2**30

@@ -4,9 +4,10 @@ import msgspec
 import pytest
 
 from perf.matrix import node, smoke
+from strategies.layout import Layout, default_workload
 from strategies.rules import RULES, refusal
 from strategies.shapes import SIZES
-from strategies.spec import Layout, LinkProfile, Mode, Options, StrategyName, default_workload
+from strategies.spec import LinkProfile, Mode, Options, StrategyName
 
 LAYOUT = ("shape", "mode", "link", "options", "degrees")
 

@@ -3,9 +3,10 @@
 import msgspec
 import pytest
 
+from strategies.layout import Layout, default_workload
 from strategies.rules import refusal
 from strategies.shapes import SIZES
-from strategies.spec import Layout, StrategyName, Workload, default_workload
+from strategies.spec import StrategyName, Workload
 
 
 def layout(strategy: StrategyName, world_size: int, size: str = "tiny", **changes: int) -> Layout:

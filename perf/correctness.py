@@ -1,7 +1,11 @@
 """The first gate: are the numbers of a measurement the model's own? Asked before any speed."""
 
+from collections.abc import Mapping
+
+import msgspec
+
 from perf.baseline import Invariants
-from perf.measurement import Measurement, ledgers
+from perf.measurement import Measurement
 from perf.record import LedgerEntry, RunRecord
 from strategies.spec import ComputeDtype, Mode
 from strategies.value import Value
@@ -142,12 +146,29 @@ def _loss_differences(losses: list[float], invariants: Invariants, band: Band) -
 
 def _ledger_differences(run: RunRecord, invariants: Invariants) -> list[str]:
     recorded = {rank: ledger.entries for ledger in invariants.ledger for rank in ledger.ranks}
+    now = {rank.rank: rank.ledger for rank in run.ranks}
+    found: list[str] = []
+    if (old := _routed_bytes(recorded)) != (new := _routed_bytes(now)):
+        found.append(f"bytes that tokens take to their experts and back, all ranks: {old:,} -> {new:,}")
     ranks: dict[str, list[str]] = {}
-    for ledger in ledgers(run):
-        for rank in ledger.ranks:
-            if recorded.get(rank) != ledger.entries:
-                ranks.setdefault(_entry_differences(recorded.get(rank, ()), ledger.entries), []).append(str(rank))
-    return [f"collectives of rank{'s' * (len(of) > 1)} {', '.join(of)}: {text}" for text, of in ranks.items()]
+    for rank, entries in now.items():
+        before, after = _without_routing(recorded.get(rank, ())), _without_routing(entries)
+        if before != after:
+            ranks.setdefault(_entry_differences(before, after), []).append(str(rank))
+    return found + [f"collectives of rank{'s' * (len(of) > 1)} {', '.join(of)}: {text}" for text, of in ranks.items()]
+
+
+def _is_routed(entry: LedgerEntry) -> bool:
+    """Whether a router decides how many bytes of these a rank sends; of all ranks together they are a fixed number."""
+    return (entry.op, entry.axis) == ("all_to_all", "ep")
+
+
+def _routed_bytes(ranks: Mapping[int, tuple[LedgerEntry, ...]]) -> int:
+    return sum(entry.bytes for entries in ranks.values() for entry in entries if _is_routed(entry))
+
+
+def _without_routing(entries: tuple[LedgerEntry, ...]) -> tuple[LedgerEntry, ...]:
+    return tuple(msgspec.structs.replace(entry, bytes=0) if _is_routed(entry) else entry for entry in entries)
 
 
 def _entry_differences(old: tuple[LedgerEntry, ...], new: tuple[LedgerEntry, ...]) -> str:

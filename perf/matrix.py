@@ -36,14 +36,20 @@ def cells_of(matrix: str) -> tuple[Cell, ...]:
 
 
 def smoke() -> tuple[Cell, ...]:
-    """Size `tiny` on gloo: every strategy eager, fsdp2 also compiled."""
+    """Size `tiny` on gloo, `tiny_moe` where there must be experts: every strategy eager, fsdp2 also compiled."""
     points = [*((strategy, Mode.EAGER) for strategy in StrategyName), (StrategyName.FSDP2, Mode.COMPILE)]
-    return tuple(_cell(strategy, "tiny", mode, 2, LinkProfile.GLOO) for strategy, mode in points)
+    sizes = {StrategyName.EP: "tiny_moe"}
+    return tuple(_cell(strategy, sizes.get(strategy, "tiny"), mode, 2, LinkProfile.GLOO) for strategy, mode in points)
 
 
 def node() -> tuple[Cell, ...]:
-    """One and two GPUs of a node, four for two axes: every strategy, 0.6b and 1.7b, in every mode that is right."""
-    points = itertools.product(StrategyName, ("0.6b", "1.7b"), Mode)
+    """One and two GPUs of a node, four for two axes: every strategy, 0.6b and 1.7b, in every mode that is right.
+
+    And the size with experts, `a3b`: spread, beside the unsharded model and the same two GPUs fully sharded.
+    """
+    dense = itertools.product(StrategyName, ("0.6b", "1.7b"), Mode)
+    experts = itertools.product((StrategyName.SINGLE, StrategyName.FSDP2, StrategyName.EP), ("a3b",), Mode)
+    points = itertools.chain(dense, experts)
     cells = (_cell(strategy, size, mode, 2, LinkProfile.NATIVE) for strategy, size, mode in points)
     return tuple(cell for cell in cells if refusal(cell.layout) is None)
 

@@ -38,6 +38,8 @@ SHAPE = ModelShape(
     vocab_size=98,
     tied_embeddings=True,
 )
+EXPERTS = {"num_experts": 8, "experts_per_token": 2, "intermediate_size": 24}
+"""What makes the shape one of Qwen3-MoE."""
 UPDATES = 2
 
 
@@ -65,6 +67,10 @@ class Case(Value, frozen=True, kw_only=True):
     """Two documents in each sequence, the border at another place in each."""
     mistake: str = ""
     """Planted: a name of `tests.mistakes`."""
+
+    def __post_init__(self) -> None:
+        if "ep" in self.strategy and "num_experts" not in self.changes:
+            msgspec.structs.force_setattr(self, "changes", self.changes | EXPERTS)
 
     @property
     def layout(self) -> Layout:

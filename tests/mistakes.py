@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -99,6 +100,28 @@ def own_labels(sharded: Sharded) -> None:
     _change_batches(sharded, lambda batch: replace(batch, labels_BS=batch.ids_BS.roll(-1, dims=1)))
 
 
+def experts_averaged(sharded: Sharded) -> None:
+    """As all other gradients are, though each expert has the tokens of all ranks already."""
+    sharded.experts = []
+
+
+def unweighted_experts(sharded: Sharded) -> None:
+    _change_experts(sharded, lambda forward, hidden, chosen, weights: forward(hidden, chosen, torch.ones_like(weights)))
+
+
+def router_without_gradient(sharded: Sharded) -> None:
+    _change_experts(sharded, lambda forward, hidden, chosen, weights: forward(hidden, chosen, weights.detach()))
+
+
+def experts_of_the_next_rank(sharded: Sharded) -> None:
+    _change_experts(sharded, lambda forward, hidden, chosen, weights: forward(hidden, chosen.roll(1, 0), weights))
+
+
+def _change_experts(sharded: Sharded, change: Callable[..., Tensor]) -> None:
+    for module in sharded.experts:
+        module._forward = partial(change, module._forward)  # type: ignore[method-assign]
+
+
 def _change_batches(sharded: Sharded, change: Callable[[Batch], Batch]) -> None:
     whole = sharded.micro_batches
     sharded.micro_batches = lambda batch: [change(one) for one in whole(batch)]  # type: ignore[method-assign]
@@ -119,4 +142,8 @@ MISTAKES: dict[str, Callable[[Sharded], None]] = {
     "attends to its own positions alone": own_attention,
     "counts positions from its own first": own_positions,
     "labels of the next position it holds": own_labels,
+    "experts' gradients averaged": experts_averaged,
+    "experts not weighted": unweighted_experts,
+    "the router's gradient lost": router_without_gradient,
+    "the experts of another token": experts_of_the_next_rank,
 }

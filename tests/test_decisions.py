@@ -24,7 +24,11 @@ COLUMNS = {
     "compile, async": (Mode.COMPILE, Options(async_tp=True)),
     "cudagraph": (Mode.CUDAGRAPH, Options()),
 }
-REASONS = {"zb": "runs each backward in two parts", "sp": "async TP splits the products of `tp_sp`"}
+REASONS = {
+    "zb": "runs each backward in two parts",
+    "sp": "async TP splits the products of `tp_sp`",
+    "host": "the host waits in every layer of `ep`",
+}
 
 
 def decision(name: str, column: str) -> str:

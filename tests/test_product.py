@@ -27,9 +27,11 @@ PRODUCTS = [
     "tp_sp2.pp_interleaved_zb2",
     "tp_sp2.ulysses2",
     "pp_dualpipev2.ulysses2",
+    "fsdp2.ep2",
 ]
 """On four and eight ranks: each pair of kinds, data, tensor, pipeline and context, and three at once."""
 MORE = [
+    "dp2.ep2",
     "dp2.pp_gpipe2",
     "dp2.pp_interleaved2",
     "dp2.pp_interleaved_zb2",
@@ -44,6 +46,7 @@ MORE = [
     "fsdp2.tp_sp2.pp_interleaved2",
     "fsdp2.ulysses2",
     "fsdp2.usp2x2",
+    "hsdp2x2.ep2",
     "hsdp2x2.pp2",
     "hsdp2x2.ring2",
     "tp_sp2.pp2",
@@ -110,6 +113,7 @@ MISTAKES = {
     ("dp2.pp2", "a dropped layer"): "only",
     ("fsdp2.ring2", "gradients of its own positions alone"): "gradients",
     ("tp2.ring2", "attends to its own positions alone"): "logits",
+    ("fsdp2.ep2", "experts' gradients averaged"): "gradients",
 }
 
 
@@ -126,7 +130,7 @@ def test_mistake_is_found(launcher, planted, says):
     ("name", "says"),
     [
         ("dp2.xp2", "unknown part 'xp2' of strategy 'dp2.xp2'; known, each with its ranks: dp, fsdp"),
-        ("tp2.dp2", "strategy 'tp2.dp2' is written 'dp2.tp2': data, tensor, pipeline, context"),
+        ("tp2.dp2", "strategy 'tp2.dp2' is written 'dp2.tp2': data, tensor, pipeline, context, expert"),
         ("dp2.fsdp2", "two parts for the data axis"),
         ("dp2.tp", "part 'tp' of strategy 'dp2.tp' needs its ranks along 1 axes, as 'tp2'"),
         ("hsdp4.tp2", "needs its ranks along 2 axes, as 'hsdp2x2'"),

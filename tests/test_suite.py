@@ -84,7 +84,7 @@ def test_checkpoint_is_where_every_rank_starts_and_part_of_the_recipe(recorded_d
     folder.mkdir()
     save = (
         "import torch; from safetensors.torch import save_file; from strategies.model import build_model;"
-        "from strategies.spec import SIZES; model = build_model(SIZES['tiny'], device=torch.device('cpu'), seed=7);"
+        "from strategies.shapes import SIZES; model = build_model(SIZES['tiny'], device=torch.device('cpu'), seed=7);"
         "save_file({n: p.detach().clone() for n, p in model.named_parameters()}, sys.argv[1] + '/model.safetensors')"
     )
     subprocess.run([sys.executable, "-c", f"import sys; {save}", str(folder)], cwd=ROOT, check=True)

@@ -1,4 +1,4 @@
-"""Room strategies/expert_parallel.py: spread experts are the same experts; test_equivalence takes up `ep` as all others."""
+"""Room strategies/expert_parallel.py: spread experts are the same experts; test_equivalence takes up `ep` too."""
 
 import msgspec
 import pytest

@@ -38,6 +38,9 @@ class Task(Value, frozen=True, kw_only=True):
     cell: Cell
     gradients: str
     """File of the gradients of the first step: written by the reference, compared with by all others."""
+    steps: int = STEPS
+    of_names: str = ""
+    """Only gradients whose names have this in them: all of a large model's would fill a disk."""
     is_reference: bool = False
     stale: bool = False
     """Planted: replays go on with the batch of the capture."""
@@ -77,19 +80,19 @@ KERNELS = {
 
 
 def train(payload: dict[str, Any], context: RankContext) -> None:
-    """Entry point of the server: `STEPS` steps, the first one's gradients kept or compared."""
+    """Entry point of the server: some steps, the first one's gradients kept or compared."""
     task = jsonfile.convert(payload, Task, source="task")
-    sharded, batches = begin(task.cell, context, STEPS)
+    sharded, batches = begin(task.cell, context, task.steps)
     shares = [sharded.forward_backward(batches[0])]
     norm = float(sharded.gradient_norm())
-    gradients = sharded.full_gradients()
+    gradients = {name: value for name, value in sharded.full_gradients().items() if task.of_names in name}
     if task.is_reference:
         save_file({name: gradient.contiguous() for name, gradient in gradients.items()}, task.gradients)
     errors = errors_of(gradients, Path(task.gradients)) if context.rank == 0 else {}
     del gradients
     sharded.step()
     captured = None
-    for step in range(1, STEPS):
+    for step in range(1, task.steps):
         if step == STEPS_BEFORE_CAPTURE and task.cell.mode is Mode.CUDAGRAPH:
             captured = CapturedStep(sharded, batches[step])
         batch = batches[min(step, STEPS_BEFORE_CAPTURE) if task.stale else step]

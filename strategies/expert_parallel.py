@@ -9,18 +9,18 @@ all-to-all of the counts (as many integers as experts), one of T k H elements to
 average, goes back; in backward the same two again. How many tokens travel between two ranks is the router's choice, so
 the host waits for the counts, and only the sum over the ranks is a fixed number.
 
-T = tokens of a rank, k = experts a token, E = experts, L = experts of a rank, R = tokens that a rank's experts get.
+T = tokens of a rank, k = experts a token, N = T k, E = experts, L = experts of a rank, R = rows that its experts get.
 """
 
 from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from strategies.experts import by_expert, by_token, counts_of, products
 from strategies.model import Qwen3
 
 
@@ -45,42 +45,27 @@ class DistributedExperts(nn.Module):
         return output_TH
 
     def _forward(self, hidden_TH: Tensor, chosen_Tk: Tensor, weights_Tk: Tensor) -> Tensor:
-        # Tokens in the order of their experts, and so of the ranks that hold these.
-        expert_N = chosen_Tk.flatten()
-        order_N = expert_N.argsort(stable=True)
-        token_N = order_N // chosen_Tk.shape[1]
-        counts_E = torch.bincount(expert_N, minlength=self.num_experts)
-        degree = self.group.size()
+        # In the order of their experts, rows are also in that of the ranks that hold these.
+        rows_NH, order_N = by_expert(hidden_TH, chosen_Tk)
+        degree, name = self.group.size(), self.group.group_name
         equal = [self.num_experts // degree] * degree
-        arrived_WL = _all_to_all(counts_E, equal, equal, self.group.group_name).view(degree, -1)
+        counts_E = counts_of(chosen_Tk, self.num_experts)
+        arrived_WL = _all_to_all(counts_E, equal, equal, name).view(degree, -1)
         sent, got = counts_E.view(degree, -1).sum(1).tolist(), arrived_WL.sum(1).tolist()
-        arrived_RH = _Exchange.apply(hidden_TH[token_N], sent, got, self.group.group_name)
-        done_RH = self._own(arrived_RH, arrived_WL)
-        returned_NH = _Exchange.apply(done_RH, got, sent, self.group.group_name)
-        weighted_NH = returned_NH * weights_Tk.flatten()[order_N].unsqueeze(1).to(returned_NH.dtype)
-        return torch.zeros_like(hidden_TH).index_add(0, token_N, weighted_NH)
+        outputs_RH = self._own(_Exchange.apply(rows_NH, sent, got, name), arrived_WL)
+        return by_token(_Exchange.apply(outputs_RH, got, sent, name), order_N, weights_Tk)
 
     def _own(self, arrived_RH: Tensor, counts_WL: Tensor) -> Tensor:
-        """This rank's experts on the tokens that came, which lie by rank, then by expert; the same order comes out."""
+        """This rank's experts on the rows that came, which lie by rank, then by expert; the same order comes out."""
         num_ranks, num_experts = counts_WL.shape
         expert_R = torch.arange(num_experts, device=counts_WL.device).repeat(num_ranks)
         expert_R = expert_R.repeat_interleave(counts_WL.flatten(), output_size=arrived_RH.shape[0])
         order_R = expert_R.argsort(stable=True)
         outputs_RH = self._products(arrived_RH[order_R], counts_WL.sum(0))
-        # A gather, not a scatter: its gradient has no sums whose order could vary.
         return outputs_RH[order_R.argsort()]
 
-    def _products(self, hidden_RH: Tensor, counts_L: Tensor) -> Tensor:
-        gate_up_LIH, down_LHI = (_local(weight).to(hidden_RH.dtype) for weight in (self.gate_up_proj, self.down_proj))
-        if hidden_RH.is_cuda and hidden_RH.dtype is torch.bfloat16:
-            ends_L = counts_L.cumsum(0).to(torch.int32)
-            gate, up = F.grouped_mm(hidden_RH, gate_up_LIH.mT, offs=ends_L).chunk(2, dim=-1)
-            return F.grouped_mm(self.act_fn(gate) * up, down_LHI.mT, offs=ends_L)
-        outputs = []
-        for index, piece in enumerate(hidden_RH.split(counts_L.tolist())):
-            gate, up = F.linear(piece, gate_up_LIH[index]).chunk(2, dim=-1)
-            outputs.append(F.linear(self.act_fn(gate) * up, down_LHI[index]))
-        return torch.cat(outputs)
+    def _products(self, rows_RH: Tensor, counts_L: Tensor) -> Tensor:
+        return products(rows_RH, counts_L, _local(self.gate_up_proj), _local(self.down_proj), self.act_fn)
 
 
 def distribute_experts(model: Qwen3, ep_mesh: DeviceMesh) -> list[DistributedExperts]:

@@ -15,6 +15,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeForCausalLM
 
 from strategies.attention import causal_attention, register
 from strategies.batch import Batch
+from strategies.experts import GROUPED
 from strategies.layout import Layout
 from strategies.loss import Head
 from strategies.shapes import ModelShape
@@ -128,8 +129,8 @@ def _config(shape: ModelShape, device: torch.device) -> PreTrainedConfig:
         norm_topk_prob=True,  # as in Qwen3-30B-A3B: the weights of a token's experts add up to 1
         **common,
     )
-    # One product for all experts on GPUs. On CPUs, where float64 decides and has none, one expert after the other.
-    config._experts_implementation = "eager" if device.type == "cpu" else "grouped_mm"
+    # On CPUs, where what is ours is compared with it, Hugging Face's own: one expert after the other.
+    config._experts_implementation = "eager" if device.type == "cpu" else GROUPED
     return config
 
 

@@ -4,13 +4,14 @@ import statistics
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from torch import nn
 
 from perf.launch import Launcher
 from strategies.fully_sharded import units
 from strategies.shapes import SIZES
 from strategies.spec import AXES, STAGES_PER_RANK, ComputeDtype, LossKind, Mode, Options, StrategyName
-from tests.equivalence import UPDATES, Case, Distances
+from tests.equivalence import EXPERTS, UPDATES, Case, Distances
 from tests.low_precision import Errors
 
 pytestmark = pytest.mark.usefixtures("sound_collectives")
@@ -122,6 +123,9 @@ def test_chunked_loss_changes_nothing(launcher, strategy, dtype):
 def test_bfloat16_is_no_further_from_float32_than_that_of_the_unsharded_model(launcher, strategy):
     """Measured, not assumed: rounding errors of the same size, tensor by tensor, though not the same ones."""
     case = small_case(strategy, compute_dtype=ComputeDtype.BFLOAT16)
+    if strategy is StrategyName.EP:
+        # Every expert for each token: rounding that makes a router choose another expert is no small error.
+        case = replace(case, changes=case.changes | {"experts_per_token": EXPERTS["num_experts"]})
     records, _ = launcher.run(
         "tests.low_precision:compare", case, world_size=case.world_size, record=Errors, deadline_s=120.0
     )

@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -22,6 +23,10 @@ def test_parameter_count_is_that_of_the_released_model(size, num_parameters):
     assert SIZES[size].num_parameters == num_parameters
 
 
+def test_all_layers_of_the_size_with_experts_are_the_released_model():
+    assert msgspec.structs.replace(SIZES["a3b"], num_layers=48).num_parameters == 30_532_122_624
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_parameter_count_is_the_sum_over_the_weights_of_the_model(size):
     s = SIZES[size]
@@ -32,9 +37,9 @@ def test_parameter_count_is_the_sum_over_the_weights_of_the_model(size):
         (s.hidden_size, s.num_heads * s.head_dim),  # o_proj
         (s.head_dim,),  # q_norm
         (s.head_dim,),  # k_norm
-        (s.intermediate_size, s.hidden_size),  # gate_proj
-        (s.intermediate_size, s.hidden_size),  # up_proj
-        (s.hidden_size, s.intermediate_size),  # down_proj
+        *[(s.intermediate_size, s.hidden_size)] * (2 * max(1, s.num_experts)),  # gate_proj, up_proj
+        *[(s.hidden_size, s.intermediate_size)] * max(1, s.num_experts),  # down_proj
+        (s.num_experts, s.hidden_size),  # the router
         (s.hidden_size,),  # input_layernorm
         (s.hidden_size,),  # post_attention_layernorm
     ]

@@ -22,13 +22,14 @@ SOFTWARE = Software(torch="2.13.0", transformers="5.24.0", python="3.11.7")
 def cell(
     strategy: StrategyName = StrategyName.DDP,
     *,
-    size: str = "tiny",
+    size: str = "",
     mode: Mode = Mode.EAGER,
     world_size: int = 2,
     link: LinkProfile = LinkProfile.GLOO,
     micro_batch: int | None = None,
 ) -> Cell:
     """A cell; by default ddp-tiny-eager-w2-gloo. On two ranks at least four where the strategy cuts along two axes."""
+    size = size or ("tiny_moe" if strategy is StrategyName.EP else "tiny")
     workload = default_workload(size, strategy, world_size)
     if micro_batch is not None:
         workload = msgspec.structs.replace(workload, micro_batch=micro_batch)

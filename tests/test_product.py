@@ -148,8 +148,8 @@ def test_bad_name_is_refused_with_the_cure(name, says):
 @pytest.mark.parametrize("token", TOKENS)
 def test_every_part_can_be_written(token):
     ranks = "2x2" if token in ("hsdp", "usp") else "2"
-    before = token.startswith(("tp", "pp", "ring", "ulysses", "usp"))
-    name = f"dp4.{token}{ranks}" if before else f"{token}{ranks}.pp4"
+    is_data = token in ("dp", "fsdp", "hsdp")
+    name = f"{token}{ranks}.pp4" if is_data else f"dp4.{token}{ranks}"
     (part,) = [part for part in parts_of(name) if part.strategy is TOKENS[token]]
     assert part.degrees == tuple(int(number) for number in ranks.split("x"))
 

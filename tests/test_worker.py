@@ -42,15 +42,15 @@ SHARDED = pytest.mark.parametrize("strategy", [name for name in StrategyName if 
 NUM_RANKS = {name: 2 ** len(AXES[name]) for name in StrategyName} | {StrategyName.SINGLE: 1}
 
 
-def job(strategy=StrategyName.DDP, plan=PLAN, fault=None):
-    of = cell(strategy, world_size=NUM_RANKS[strategy])
+def job(strategy=StrategyName.DDP, plan=PLAN, fault=None, size=""):
+    of = cell(strategy, world_size=NUM_RANKS[strategy], size=size)
     planted = Fault.parse(fault) if fault else None
     return Job(cell=of, plan=plan, requested_at_s=time.monotonic(), deadline_s=60.0, fault=planted)
 
 
-def run(launcher, strategy=StrategyName.DDP, plan=PLAN, fault=None):
+def run(launcher, strategy=StrategyName.DDP, plan=PLAN, fault=None, size=""):
     """A run of the strategy's tiny cell, its records as the suite would keep them."""
-    task = job(strategy, plan, fault)
+    task = job(strategy, plan, fault, size)
     records, teardown_hang = launcher.run(
         ENTRY, task, world_size=task.cell.world_size, record=RankRecord, deadline_s=60.0
     )
@@ -60,8 +60,13 @@ def run(launcher, strategy=StrategyName.DDP, plan=PLAN, fault=None):
 
 @pytest.fixture(scope="module")
 def runs(launcher):
-    """One run of every strategy."""
-    return {strategy: run(launcher, strategy) for strategy in StrategyName}
+    """One run of every strategy, and one of the unsharded model with experts."""
+    found = {strategy: run(launcher, strategy) for strategy in StrategyName}
+    return found | {"tiny_moe": run(launcher, StrategyName.SINGLE, size="tiny_moe")}
+
+
+def unsharded(runs, strategy):
+    return runs["tiny_moe" if runs[strategy].cell.size == "tiny_moe" else StrategyName.SINGLE]
 
 
 @pytest.mark.parametrize("strategy", StrategyName)
@@ -90,7 +95,7 @@ def test_marks_increase_and_hold_the_steps_between_them(runs, strategy):
 
 @SHARDED
 def test_losses_of_the_ranks_add_up_to_those_of_the_unsharded_model(runs, strategy):
-    assert runs[strategy].losses == pytest.approx(runs[StrategyName.SINGLE].losses, abs=1e-5)
+    assert runs[strategy].losses == pytest.approx(unsharded(runs, strategy).losses, abs=1e-5)
 
 
 @pytest.mark.parametrize("strategy", StrategyName)
@@ -101,7 +106,7 @@ def test_loss_falls_in_every_step(runs, strategy):
 @SHARDED
 @pytest.mark.parametrize("name", ["start_gradient_norm", "end_gradient_norm"])
 def test_gradient_norm_is_global_and_that_of_the_unsharded_model(runs, strategy, name):
-    expected = getattr(runs[StrategyName.SINGLE].ranks[0], name)
+    expected = getattr(unsharded(runs, strategy).ranks[0], name)
     norms = [getattr(record, name) for record in runs[strategy].ranks]
     assert norms == pytest.approx([expected] * NUM_RANKS[strategy], rel=1e-4)
 
@@ -109,7 +114,7 @@ def test_gradient_norm_is_global_and_that_of_the_unsharded_model(runs, strategy,
 @pytest.mark.parametrize("strategy", StrategyName)
 def test_parameters_and_tokens_of_the_ranks_add_up_to_the_models_and_the_batchs(runs, strategy):
     of_run = runs[strategy]
-    assert sum(record.num_parameters for record in of_run.ranks) == SHAPE.num_parameters
+    assert sum(record.num_parameters for record in of_run.ranks) == of_run.cell.shape.num_parameters
     assert sum(record.tokens_per_step for record in of_run.ranks) == of_run.cell.workload.tokens_per_step
     seen = {record.tokens_per_step for record in of_run.ranks}
     assert len(seen) == 1 or seen == {0, of_run.cell.workload.tokens_per_step}

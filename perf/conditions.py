@@ -40,7 +40,7 @@ def memory_table(frame: pd.DataFrame, cells: Sequence[Cell]) -> Table:
 
 
 def mode_table(measurements: Iterable[Measurement]) -> Table:
-    """Per cell, over its ranks and runs: what torch.compile did, which attention ran, how long issuing a step took."""
+    """Per cell, over its ranks and runs: what was compiled, captured, attended with, how long issuing a step took."""
     rows = []
     for measurement in measurements:
         ranks = [rank for run in measurement.runs for rank in run.ranks]
@@ -53,11 +53,13 @@ def mode_table(measurements: Iterable[Measurement]) -> Table:
                 _range([rank.compile.graphs for rank in ranks]),
                 _range([rank.compile.graph_breaks for rank in ranks]),
                 _range([rank.compile.recompiles_after_warmup for rank in ranks]),
+                _range([rank.replays for rank in ranks]),
                 quantity(max(issue_times_s), STEP_TIME) if issue_times_s else ABSENT,
                 quantity(step_time_s, STEP_TIME) if step_time_s else ABSENT,
             )
         )
-    header = ("cell", "attention", "graphs", "graph breaks", "recompiles", "issued by the host in", "step time")
+    counts = ("graphs", "graph breaks", "recompiles", "replays")
+    header = ("cell", "attention", *counts, "issued by the host in", "step time")
     return Table(header=header, rows=tuple(rows), first_number=2)
 
 

@@ -70,7 +70,7 @@ def rank_record(of: Cell, rank: int, step_times_s: tuple[float, ...], *, allocat
     """One rank's share of a right run of `of`: the loss starts where a fresh model starts, and falls."""
     num_steps = PLAN.warmup_steps + len(step_times_s)
     share = of.shape.expected_start_loss / of.world_size
-    graphs = 1 if of.mode is Mode.COMPILE else 0
+    graphs = 1 if of.layout.compiled else 0
     peaks = MemoryPeaks(
         allocated_bytes=allocated_bytes,
         reserved_bytes=None if allocated_bytes is None else allocated_bytes + 2**30,

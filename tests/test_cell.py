@@ -147,3 +147,13 @@ def test_recipe_differences_are_named_old_to_new(changes, differences):
 def test_checkpoint_counts_by_its_name_wherever_it_lies():
     assert recipe(checkpoint="/a/step-100") == recipe(checkpoint="/b/step-100")
     assert recipe(checkpoint="/a/step-100") != recipe(checkpoint="/a/step-200")
+
+
+def test_captured_cell_warms_up_longer_than_planned():
+    """Eleven ordinary steps and four replays come before the first timed one; a longer plan holds."""
+    short, long = SamplingPlan(), SamplingPlan(warmup_steps=20)
+    captured = cell(mode=Mode.CUDAGRAPH, link=LinkProfile.NATIVE)
+    assert captured.plan(short).warmup_steps == 15
+    assert captured.plan(captured.plan(short)) == captured.plan(short)
+    assert captured.plan(long) == long
+    assert cell(mode=Mode.COMPILE).plan(short) == short

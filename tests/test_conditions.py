@@ -16,10 +16,10 @@ def test_mode_table_tells_what_ranks_and_runs_have_in_common_and_where_they_diff
     runs = [run_record(ON_GPUS), change_ranks(run_record(ON_GPUS, index=1), 1, compile=state, issue_time_s=0.07)]
     ((name, *told),) = mode_table([measure(ON_GPUS, PLAN, runs)]).rows
     assert name == ON_GPUS.id
-    assert told == ["flash_attention", "1-4", "0-1", "0", "-", "100.0 ms"]
-    runs[0] = change_ranks(runs[0], issue_time_s=0.09, attention=("cudnn_attention",))
-    ((_, attention, *_, issued, _),) = mode_table([measure(ON_GPUS, PLAN, runs)]).rows
-    assert (attention, issued) == ("cudnn_attention flash_attention", "90.0 ms")
+    assert told == ["flash_attention", "1-4", "0-1", "0", "0", "-", "100.0 ms"]
+    runs[0] = change_ranks(runs[0], issue_time_s=0.09, attention=("cudnn_attention",), replays=14)
+    ((_, attention, *_, replays, issued, _),) = mode_table([measure(ON_GPUS, PLAN, runs)]).rows
+    assert (attention, replays, issued) == ("cudnn_attention flash_attention", "0-14", "90.0 ms")
 
 
 def test_state_table_is_over_all_gpus_and_runs_and_says_unknown_where_the_driver_was_silent():

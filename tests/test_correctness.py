@@ -120,6 +120,13 @@ def test_compile_cell_that_did_not_run_compiled_is_wrong(state, errors):
     assert all(text.startswith(error) for text, error in zip(found, errors, strict=True))
 
 
+@pytest.mark.parametrize(("replays", "is_wrong"), [(0, True), (9, True), (10, False), (14, False)])
+def test_captured_cell_that_did_not_replay_every_timed_step_is_wrong(replays, is_wrong):
+    of = cell(mode=Mode.CUDAGRAPH, link=LinkProfile.NATIVE)
+    errors = intrinsic_errors(measure(of, PLAN, [change_ranks(run_record(of), replays=replays)]))
+    assert any("replayed its CUDA graph" in error for error in errors) is is_wrong
+
+
 def test_cell_without_a_fused_attention_kernel_is_wrong():
     (error,) = intrinsic_errors(with_rank(1, attention=()))
     assert error.startswith("run 0: mode not in effect: rank 1 met no fused attention kernel (head dim 32, float32); ")

@@ -59,11 +59,20 @@ def chunked_loss_share(hidden_BSH: Tensor, weight_VH: Tensor, batch: Batch, *, c
     total, grad_hidden_TH, grad_weight_VH = _share_and_gradients(
         hidden_BSH.flatten(0, 1), weight_VH, batch.labels_BS.flatten(), scale, dtype, chunk
     )
-    # Two nodes in autograd's graph and a sum, not one node with two inputs: a zero-bubble pipeline asks for the two
-    # gradients at different times, which torch 2.11 cannot do from within a Python function.
-    by_hidden: Tensor = _Known.apply(hidden_BSH, total, grad_hidden_TH.view_as(hidden_BSH))
-    by_weight: Tensor = _Known.apply(weight_VH, torch.zeros_like(total), grad_weight_VH)
-    return by_hidden + by_weight
+    return known(total, (hidden_BSH, grad_hidden_TH.view_as(hidden_BSH)), (weight_VH, grad_weight_VH))
+
+
+def known(value: Tensor, *pairs: tuple[Tensor, Tensor]) -> Tensor:
+    """A scalar that autograd takes for a function of tensors, given each with the gradient by it.
+
+    One node in autograd's graph for each and a sum, not one node with several inputs: a zero-bubble pipeline asks for
+    their gradients at different times, which torch 2.11 cannot do from within a Python function.
+    """
+    total = value
+    for tensor, gradient in pairs:
+        part: Tensor = _Known.apply(tensor, torch.zeros_like(value), gradient)
+        total = total + part
+    return total
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ their log-sum-exp and the target's are exchanged.
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -67,10 +67,11 @@ class VocabularyParallelHead(Head):
             chunk_tokens=loss.CHUNK_TOKENS if self.kind is LossKind.CHUNKED else batch.labels_BS.numel(),
             compiled=self.compiled,
         )
-        share: Tensor = _VocabularyParallelLoss.apply(
-            whole_BSH.flatten(0, 1), _local(cast("Tensor", lm_head.weight)), batch.labels_BS.flatten(), settings
+        hidden_TH, weight_WH = whole_BSH.flatten(0, 1), _local(cast("Tensor", lm_head.weight))
+        total, grad_hidden_TH, grad_weight_WH = _share_and_gradients(
+            hidden_TH, weight_WH, batch.labels_BS.flatten(), settings
         )
-        return share
+        return loss.known(total, (hidden_TH, grad_hidden_TH), (weight_WH, grad_weight_WH))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,36 +82,29 @@ class _Settings:
     compiled: bool
 
 
-class _VocabularyParallelLoss(torch.autograd.Function):
+@torch.no_grad()
+def _share_and_gradients(
+    hidden_TH: Tensor, weight_WH: Tensor, labels_T: Tensor, settings: _Settings
+) -> tuple[Tensor, Tensor, Tensor]:
     """T = tokens, H = hidden size, W = this rank's part of the vocabulary."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden_TH: Tensor, weight_WH: Tensor, labels_T: Tensor, settings: _Settings) -> Tensor:
-        wide = torch.promote_types(hidden_TH.dtype, torch.float32)
-        partials, finish = _compiled_parts() if settings.compiled else (_partials, _finish)
-        with torch.autocast(hidden_TH.device.type, enabled=False):
-            low_WH = weight_WH.to(hidden_TH.dtype)
-            total = torch.zeros((), dtype=wide, device=hidden_TH.device)
-            grad_hidden_TH = torch.empty_like(hidden_TH)
-            grad_weight_WH = torch.zeros_like(weight_WH, dtype=wide)
-            for first in range(0, hidden_TH.shape[0], settings.chunk_tokens):
-                rows = slice(first, first + settings.chunk_tokens)
-                low_TH, labels_C = hidden_TH[rows], labels_T[rows]
-                logits_TW = low_TH @ low_WH.T
-                row_T, mine_T = _rows(labels_C, weight_WH.shape[0], settings.tp_mesh)
-                parts_2T = _gather(partials(logits_TW, row_T, mine_T), settings.tp_mesh)
-                share, grad_TW = finish(logits_TW, row_T, mine_T, labels_C, parts_2T, settings.scale)
-                total += share
-                grad_hidden_TH[rows] = grad_TW @ low_WH
-                grad_weight_WH += grad_TW.T @ low_TH
-        ctx.save_for_backward(grad_hidden_TH, grad_weight_WH)
-        ctx.weight_dtype = weight_WH.dtype
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        grad_hidden_TH, grad_weight_WH = ctx.saved_tensors
-        return grad_hidden_TH * grad, (grad_weight_WH * grad).to(ctx.weight_dtype), None, None
+    wide = torch.promote_types(hidden_TH.dtype, torch.float32)
+    partials, finish = _compiled_parts() if settings.compiled else (_partials, _finish)
+    with torch.autocast(hidden_TH.device.type, enabled=False):
+        low_WH = weight_WH.to(hidden_TH.dtype)
+        total = torch.zeros((), dtype=wide, device=hidden_TH.device)
+        grad_hidden_TH = torch.empty_like(hidden_TH)
+        grad_weight_WH = torch.zeros_like(weight_WH, dtype=wide)
+        for first in range(0, hidden_TH.shape[0], settings.chunk_tokens):
+            rows = slice(first, first + settings.chunk_tokens)
+            low_TH, labels_C = hidden_TH[rows], labels_T[rows]
+            logits_TW = low_TH @ low_WH.T
+            row_T, mine_T = _rows(labels_C, weight_WH.shape[0], settings.tp_mesh)
+            parts_2T = _gather(partials(logits_TW, row_T, mine_T), settings.tp_mesh)
+            share, grad_TW = finish(logits_TW, row_T, mine_T, labels_C, parts_2T, settings.scale)
+            total += share
+            grad_hidden_TH[rows] = grad_TW @ low_WH
+            grad_weight_WH += grad_TW.T @ low_TH
+    return total, grad_hidden_TH, grad_weight_WH
 
 
 def _partials(logits_TW: Tensor, row_T: Tensor, mine_T: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 import json
 import shutil
 import xml.etree.ElementTree as ET
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
@@ -11,6 +12,7 @@ from perf import baseline as baselines
 from perf import jsonfile
 from perf.baseline import Baseline, Invariants
 from perf.matrix import cells_of
+from perf.plugin import selected_cells
 from perf.verdict import Outcome
 from tests.factory import H200X2
 from tests.suite_runs import DDP, SINGLE, SuiteRuns
@@ -187,3 +189,11 @@ def test_baseline_that_no_cell_uses_is_listed(regressed):
     outcomes = regressed.run("-k", "ddp")
     assert outcomes.by_cell == {DDP: Outcome.NO_BASELINE}
     assert "has baselines that no cell uses: ddp-tiny-eager-w2-renamed" in outcomes.text
+
+
+def test_only_tests_that_measure_count_as_cells():
+    """Another test may have a parameter of this name: its cell is not expected to have a result."""
+    of = cells_of("smoke")[0]
+    spec = SimpleNamespace(params={"cell": of})
+    items = [SimpleNamespace(callspec=spec, fixturenames=names) for names in (["bench", "cell"], ["cell"])]
+    assert selected_cells(SimpleNamespace(items=items)) == [of]

@@ -46,10 +46,10 @@ def parts_on(strategy: str, world_size: int, degrees: tuple[int, ...] = ()) -> t
 def default_workload(size: str, strategy: str = StrategyName.SINGLE, world_size: int = 1) -> Workload:
     """The workload of a size: 16 x 2048 = 32,768 tokens in bfloat16 on GPUs, a small float32 one for `tiny`.
 
-    Only the micro-batch depends on the strategy. A pipeline is cut into two microbatches for each of its ranks (with
-    four, a compiled step of 0.6b on two H200s takes the host 409 ms to issue, twice the time of its arithmetic); a rank
-    that does a part of the work on each sequence takes as many sequences more. `tiny` watches the code and not the
-    speed: it keeps several forwards a step, so that accumulation is a part of what its cells prove.
+    Only the micro-batch depends on the strategy. A pipeline is cut into two microbatches for each of its ranks: with
+    four, a compiled step of 0.6b on two H200s took 406 ms, of which the host needed all to issue it. A rank that does a
+    part of the work on each sequence takes as many sequences more. `tiny` watches the code and not the speed: it keeps
+    several forwards a step, so that accumulation is a part of what its cells prove.
 
     Raises:
         ValueError: no such size or strategy.

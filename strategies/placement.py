@@ -31,8 +31,12 @@ class Holding(Value, frozen=True, kw_only=True):
     """Of the global batch."""
     positions: tuple[range, ...]
     """Of each sequence, in the rank's order."""
+    experts: range
+    """Of each layer; none where the model has none."""
     shards: int
-    """Ranks over which its parameters, gradients and moments are cut once more, as one flat piece each."""
+    """Ranks over which its parameters, gradients and moments are cut once more, all but those of the experts."""
+    expert_shards: int
+    """The same of its experts, where they are spread: with the ranks that hold the same ones."""
 
 
 def coordinates(layout: Layout, rank: int) -> dict[str, int]:
@@ -79,7 +83,9 @@ def holding(layout: Layout, rank: int) -> Holding:
         vocabulary=_piece(shape.vocab_size, *tensor),
         sequences=_piece(workload.sequences, data, layout.data_degree),
         positions=_positions(layout, at),
-        shards=_num_shards(layout),
+        experts=_piece(shape.num_experts, at.get("ep", 0), layout.degree("ep")),
+        shards=_num_shards(layout, {"dp", "dp_shard", "ep"} | CONTEXT_AXES),
+        expert_shards=_num_shards(layout, {"dp", "dp_shard"} | CONTEXT_AXES),
     )
 
 
@@ -97,11 +103,11 @@ def _positions(layout: Layout, at: dict[str, int]) -> tuple[range, ...]:
     return tuple(found)
 
 
-def _num_shards(layout: Layout) -> int:
-    replicating = {StrategyName.SINGLE, StrategyName.DDP, StrategyName.ZERO1}
-    if layout.part("data") in replicating:
+def _num_shards(layout: Layout, axes: set[str]) -> int:
+    data = layout.part("data")
+    # What is no expert is replicated over the ranks of `ep`, unless a data part shards it.
+    if data in {StrategyName.SINGLE, StrategyName.DDP, StrategyName.ZERO1} or (data is None and "ep" in layout.axes):
         return 1
-    axes = {"dp", "dp_shard"} | CONTEXT_AXES
     return math.prod(degree for axis, degree in layout.axes.items() if axis in axes)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from strategies.layout import Layout
 from strategies.product import is_product
+from strategies.shapes import SIZES
 from strategies.spec import AXES, ZERO_BUBBLE, LinkProfile, Mode, StrategyName
 
 
@@ -46,6 +47,8 @@ def _product_degrees(layout: Layout) -> str | None:
         given = " x ".join(map(str, layout.degrees))
         return f"`{layout.strategy}` has its degrees in its name; leave out the degrees {given}"
     axes = layout.axes
+    if missing := [f"{part.strategy} 0" for part in layout.parts if part.kind != "data" and 0 in part.degrees]:
+        return f"`{layout.strategy}` has {', '.join(missing)}: every part needs at least 2 ranks along each axis"
     if math.prod(axes.values()) != layout.world_size:
         tensor, pipeline, context = (
             layout.degree("tp"),
@@ -137,9 +140,13 @@ def _experts(layout: Layout) -> str | None:
     if layout.part("expert") is None:
         return None
     if not shape.has_experts:
-        return f"`{layout.strategy}` spreads experts over ranks, and this size has none; use a size of Qwen3-MoE"
+        sizes = ", ".join(size for size, known in SIZES.items() if known.has_experts)
+        return (
+            f"`{layout.strategy}` spreads experts over ranks, and this size has none; use one that has, such as {sizes}"
+        )
     if others := [kind for kind in ("tensor", "pipeline", "context") if layout.part(kind) is not None]:
-        return f"`ep` is combined with a data part alone, not with the {others[0]} part of `{layout.strategy}`"
+        combined = f"`ep` is combined with a data part alone, not with the {others[0]} part of"
+        return f"{combined} `{layout.strategy}`; leave one out"
     return _undivided({"experts": shape.num_experts}, degree, "expert degree")
 
 

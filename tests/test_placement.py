@@ -122,3 +122,14 @@ def test_ranks_stand_where_torchs_mesh_has_them(launcher, strategy):
         assert place.coordinates == coordinates(of, rank)
         for axis, ranks in place.groups.items():
             assert ranks in groups(of, axis)
+
+
+def test_experts_are_spread_and_all_else_is_sharded_over_all_data_ranks():
+    """Of 8 ranks of `fsdp4.ep2` neighbours hold other experts; four share the shards of one expert."""
+    held = [holding(layout("fsdp4.ep2", 8, "tiny_moe"), rank) for rank in range(8)]
+    assert [one.experts for one in held] == [range(4), range(4, 8)] * 4
+    assert {(one.shards, one.expert_shards) for one in held} == {(8, 4)}
+    assert {(one.shards, one.expert_shards) for one in (holding(layout("dp4.ep2", 8, "tiny_moe"), 0),)} == {(1, 1)}
+    alone = holding(layout("ep", 2, "tiny_moe"), 1)
+    assert (alone.experts, alone.shards, alone.expert_shards) == (range(4, 8), 1, 1)
+    assert holding(layout("fsdp2.tp2", 4), 0).experts == range(0)

@@ -30,7 +30,7 @@ REFUSED = {
         layout(StrategyName.DDP, -1, micro_batch=0),
         ["at least 1", "world size -1, micro-batch 0"],
     ),
-    "experts where there are none": (layout(StrategyName.EP, 2), ["this size has none", "use a size of Qwen3-MoE"]),
+    "experts where there are none": (layout(StrategyName.EP, 2), ["this size has none", "such as tiny_moe, a3b"]),
     "captured on CPUs": (
         layout(StrategyName.DDP, 2, mode=Mode.CUDAGRAPH),
         ["a CUDA graph is captured on a GPU", "use compile, or link native"],

@@ -99,9 +99,8 @@ def calls(payload: None, context: RankContext) -> None:
     mesh = _join(context)
 
     def three() -> None:
-        dist.all_reduce(torch.ones(2))
-        dist.all_reduce(torch.ones(5))
-        dist.all_reduce(torch.ones(1, dtype=torch.int64))
+        for payload in (torch.ones(2), torch.ones(5), torch.ones(1, dtype=torch.int64)):
+            dist.all_reduce(payload, group=mesh.get_group("dp"))
 
     _leave(context, _ledgers(mesh, _calls(mesh, context.rank) | {"three": three}))
 
@@ -155,7 +154,8 @@ def _calls(mesh: DeviceMesh, rank: int) -> dict[str, Callable[[], object]]:
     split = distribute_tensor(torch.ones(2 * NUM_VALUES), mesh, [Shard(0)])
 
     def swap() -> None:
-        send, receive = dist.P2POp(dist.isend, mine, peer), dist.P2POp(dist.irecv, torch.empty(NUM_VALUES), peer)
+        send = dist.P2POp(dist.isend, mine, peer, group)
+        receive = dist.P2POp(dist.irecv, torch.empty(NUM_VALUES), peer, group)
         for work in dist.batch_isend_irecv([send, receive]):
             work.wait()
 

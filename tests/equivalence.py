@@ -100,13 +100,15 @@ class Probe(Value, frozen=True, kw_only=True):
 
 
 class Distances(Value, frozen=True, kw_only=True):
-    """Largest |a - b| / largest |b| of a tensor, worst tensor; names that only one side has."""
+    """Largest |a - b| / largest |b| of a tensor, worst tensor, in the first step; names that only one side has."""
 
     rank: int
     logits: float
     loss: float
     gradients: float
     gradient_norm: float
+    later: float
+    """Of all of these in the steps after the first, which start from the updated parameters of either side."""
     parameters: float
     worst_gradient: str
     odd_names: tuple[str, ...]
@@ -189,7 +191,7 @@ def _distances(case: Case, rank: int) -> Distances:
     dtype = getattr(torch, case.dtype)
     reference, sharded = reference_of(case, dtype), sharded_of(case, dtype)
     optimizer = adamw(reference.parameters(), case.layout)
-    found = {"logits": 0.0, "loss": 0.0, "gradients": 0.0, "gradient_norm": 0.0}
+    first, later = dict[str, float](), 0.0
     worst, odd, num_gradients = "", set[str](), 0
     # AdamW's first updates are g / (|g| + eps), which turns float32 rounding into real differences of the weights.
     for step in range(UPDATES if dtype is torch.float64 else 1):
@@ -198,19 +200,19 @@ def _distances(case: Case, rank: int) -> Distances:
         expected_loss = loss.loss_share(logits, batch)
         expected_loss.backward()
         mine = sharded.micro_batches(batch)
-        found["logits"] = max(found["logits"], _logits_distance(sharded, mine, logits.detach()))
+        found = {"logits": _logits_distance(sharded, mine, logits.detach()), "gradients": 0.0}
         share = sharded.forward_backward(mine)
         dist.all_reduce(share)
-        found["loss"] = max(found["loss"], _distance(share, expected_loss.detach()))
+        found["loss"] = _distance(share, expected_loss.detach())
         expected = {name: p.grad for name, p in reference.named_parameters() if p.grad is not None}
         actual = sharded.full_gradients()
         odd |= expected.keys() ^ actual.keys()
         for name in expected.keys() & actual.keys():
             if (far := _distance(actual[name], expected[name])) > found["gradients"]:
-                found["gradients"], worst = far, name
+                found["gradients"], worst = far, name if step == 0 else worst
         num_gradients = len(actual)
         norm = torch.stack([gradient.double().pow(2).sum() for gradient in expected.values()]).sum().sqrt()
-        found["gradient_norm"] = max(found["gradient_norm"], _distance(sharded.gradient_norm(), norm))
+        found["gradient_norm"] = _distance(sharded.gradient_norm(), norm)
         if (clip_norm := case.options.clip_norm) is not None:
             # Compared themselves: AdamW's updates hardly depend on the scale of the gradients.
             torch.nn.utils.clip_grad_norm_(reference.parameters(), clip_norm)
@@ -218,6 +220,8 @@ def _distances(case: Case, rank: int) -> Distances:
             clipped = [_distance(value, expected[name]) for name, value in sharded.full_gradients().items()]
             found["gradients"] = max(found["gradients"], *clipped)
             torch.nn.utils.clip_grad_norm_(reference.parameters(), clip_norm)  # as `step` will clip again
+        first = first or found
+        later = max(later, *found.values()) if step else later
         optimizer.step()
         optimizer.zero_grad()
         sharded.step()
@@ -231,7 +235,8 @@ def _distances(case: Case, rank: int) -> Distances:
         odd_names=tuple(sorted(odd)),
         num_gradients=num_gradients,
         owned_numel=sharded.owned_numel(),
-        **found,
+        later=later,
+        **first,
     )
 
 

@@ -20,7 +20,7 @@ BOUNDS = {
     "float64": {"logits": 1e-12, "loss": 1e-12, "gradients": 1e-12},
     "float32": {"logits": 5e-6, "loss": 5e-6, "gradients": 2e-5},
 }
-PARAMETERS_FLOAT64 = 1e-10
+UPDATED_FLOAT64 = 1e-10
 """After two updates, which only float64 makes."""
 NUM_RANKS = {strategy: 2 ** len(AXES[strategy]) for strategy in StrategyName} | {StrategyName.SINGLE: 1}
 NUM_LAYERS = {
@@ -49,7 +49,7 @@ def faults(records: list[Distances], case: Case) -> list[str]:
     found = [f"rank {record.rank}: {record.odd_names} on one side only" for record in records if record.odd_names]
     bounds = BOUNDS[case.dtype] | {"gradient_norm": BOUNDS[case.dtype]["gradients"]}
     if case.dtype == "float64":
-        bounds["parameters"] = PARAMETERS_FLOAT64
+        bounds["parameters"] = bounds["later"] = UPDATED_FLOAT64
     for record in records:
         for field, bound in bounds.items():
             if not getattr(record, field) <= bound:

@@ -21,12 +21,14 @@ pytestmark = [pytest.mark.skipif(len(visible_gpus(None)) < 2, reason="needs 2 GP
 
 
 def smaller(cell):
-    micro_batch = cell.workload.micro_batch if "pp" in cell.strategy else max(1, cell.workload.micro_batch // 2)
-    return msgspec.structs.replace(cell, workload=msgspec.structs.replace(cell.workload, micro_batch=micro_batch))
+    part, workload = 4 if cell.size == "a3b" else 2, cell.workload
+    micro_batch = max(1, workload.micro_batch // part)
+    workload = msgspec.structs.replace(workload, sequences=workload.sequences // part, micro_batch=micro_batch)
+    return msgspec.structs.replace(cell, workload=workload)
 
 
 CELLS = [smaller(cell) for cell in node() if cell.size in ("0.6b", "a3b") and cell.world_size <= 2]
-"""Three of the dense ones fit on one pair of GPUs, which workers can so share: their micro-batches are made smaller."""
+"""Of smaller batches: three of the dense ones so fit on one pair of GPUs, which workers can share."""
 WORST, MEDIAN = 2.5, 1.3
 """Errors of a strategy's gradients over those of the unsharded model: of the worst tensor, and of the median one."""
 

@@ -3,8 +3,10 @@
 from perf.baseline import Baseline, BaselineRun, Invariants, Night, Origin
 from perf.correctness import differences, intrinsic_errors
 from perf.measurement import PEAK_ALLOCATED, PEAK_RESERVED, PEAK_RESIDENT, Measurement, disturbances, gaps, ledgers
+from perf.outcome import Outcome
 from perf.record import RunRecord
-from perf.verdict import Outcome, Rule, judge
+from perf.rule import Rule
+from perf.verdict import judge
 from strategies.value import Value
 
 

@@ -14,6 +14,7 @@ from typing import IO, Any
 import msgspec
 
 from perf.failure import FailureKind, LaunchError
+from perf.provenance import Imported
 from perf.record import Software
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -57,6 +58,7 @@ class Connection:
         self.scratch = Path(hello["scratch"])
         """Folder of the server's runs."""
         self.software = msgspec.convert(hello["software"], Software)
+        self.imported = msgspec.convert(hello["imported"], Imported)
         self.start_up_s = time.monotonic() - begun
 
     @property

@@ -16,3 +16,5 @@ class Job(Value, frozen=True, kw_only=True):
     """System-wide monotonic time of the request: start-up counts from here."""
     deadline_s: float
     fault: Fault | None = None
+    proves_imports: bool = False
+    """Whether each rank records which code it has imported: in a comparison of builds."""

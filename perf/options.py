@@ -1,15 +1,19 @@
 """The `--perf-...` options of pytest: declared, and read into settings."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from perf.budget import seconds
 from perf.cell import SamplingPlan
 from perf.connection import ROOT
 from perf.fault import Fault
 from perf.matrix import NAMED
+from perf.outcome import FAILURES, VERDICTS, Outcome
+from perf.reference import Reference, parse
+from perf.rule import OVERRIDES, PRESETS, Rule, exemptions
 from perf.suite import BASELINES, STATE, Settings
-from perf.verdict import FAILURES, VERDICTS, Outcome
 
 ALLOWABLE = {
     outcome.value.lower().replace("_", "-"): outcome
@@ -46,6 +50,27 @@ def add_options(parser: pytest.Parser) -> None:
     add("--perf-warmup", type=int, default=plan.warmup_steps, metavar="N", help="warm-up steps (default: %(default)s)")
     add("--perf-timeout", type=float, default=600.0, metavar="S", help="most seconds of one run (default: %(default)g)")
     add("--perf-checkpoint", type=Path, metavar="DIR", help="start from the safetensors in this folder")
+    add("--perf-preset", default="default", metavar="NAME", help=f"tolerances: {', '.join(PRESETS)} (default: default)")
+    add(
+        "--perf-ab",
+        metavar="REF",
+        help="compare every cell side by side with this build, in pairs, without baselines: a git ref, a folder with "
+        "strategies/, or a python interpreter",
+    )
+    add(
+        "--perf-ab-env",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a variable of this build alone, such as NCCL_P2P_DISABLE=1; without --perf-ab, compared with its absence",
+    )
+    add(
+        "--perf-reference", metavar="REF", help="a build that was good: suspicious cells are compared with it, in pairs"
+    )
+    add("--perf-pairs", type=int, metavar="N", help="pairs of a comparison side by side (default: by the cell's noise)")
+    add("--perf-time-budget", metavar="TIME", help="such as 2h: cells that would not fit any more are NOT_RUN")
+    add("--perf-seed", type=int, metavar="N", help="of the random order of the cells (default: another one each time)")
+    add("--perf-soak", type=int, metavar="N", help="one long run of N timed steps for each cell")
     add("--perf-commit", metavar="SHA", help="commit of the measured tree, where there is no git")
     add("--perf-plant", metavar="FAULT", help="break every run on purpose, such as slow_step=0.05 or hang@1")
 
@@ -59,21 +84,65 @@ def settings(config: pytest.Config) -> Settings:
     timeout_s: float = option("perf_timeout")
     if not timeout_s > 0:
         raise ValueError(f"--perf-timeout {timeout_s:g}: must be more than 0 seconds")
+    soak, pairs, budget = option("perf_soak"), option("perf_pairs"), option("perf_time_budget")
+    if pairs is not None and pairs < 1:
+        raise ValueError(f"--perf-pairs {pairs}: must be at least 1")
+    preset: str = option("perf_preset")
+    if preset not in PRESETS:
+        raise ValueError(f"--perf-preset {preset}: unknown; known: {', '.join(PRESETS)}")
+    reference, variables = _reference(config)
+    side_by_side = option("perf_ab") is not None or bool(variables)
+    runs = (pairs or Rule().pairs) if side_by_side else option("perf_runs")
     return Settings(
         matrix=option("perf_matrix"),
         plan=SamplingPlan(
             warmup_steps=option("perf_warmup"),
-            timed_steps=option("perf_steps"),
-            runs=option("perf_runs"),
+            timed_steps=soak or option("perf_steps"),
+            runs=1 if soak and not side_by_side else runs,
             checkpoint=str(checkpoint.resolve()) if checkpoint else None,
         ),
         baselines=option("perf_baselines"),
         state=option("perf_state"),
         deadline_s=timeout_s,
+        preset=preset,
+        exemptions=exemptions(option("perf_baselines") / OVERRIDES),
+        reference=reference,
+        variables=variables,
+        side_by_side=side_by_side,
+        pairs=pairs,
+        time_budget_s=None if budget is None else seconds(budget),
         keep_provisional=option("perf_provisional"),
         fault=Fault.parse(option("perf_plant")) if option("perf_plant") else None,
         commit=option("perf_commit"),
     )
+
+
+def _reference(config: pytest.Config) -> tuple[Reference | None, tuple[tuple[str, str], ...]]:
+    """The build to compare with, and the variables of this one alone."""
+    option = config.getoption
+    side, stages = option("perf_ab"), option("perf_reference")
+    if side is not None and stages is not None:
+        raise ValueError("--perf-ab compares every cell, --perf-reference only suspicious ones; give one of them")
+    variables = []
+    for text in option("perf_ab_env"):
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise ValueError(f"--perf-ab-env {text}: write NAME=VALUE")
+        variables.append((name, value))
+    if variables and stages is not None:
+        raise ValueError("--perf-ab-env goes with --perf-ab, or alone; --perf-reference compares only suspicious cells")
+    said = side if side is not None else stages
+    if said is None:
+        return (Reference(said="") if variables else None), tuple(variables)
+    name = "--perf-ab" if side is not None else "--perf-reference"
+    try:
+        reference = parse(said)
+    except ValueError as error:
+        raise ValueError(f"{name} {error}") from None
+    is_this = reference.folder == str(ROOT) or reference.python == str(Path(sys.executable).absolute())
+    if is_this and not variables:
+        raise ValueError(f"{name} {said}: is this very build; nothing would be compared with nothing")
+    return reference, tuple(variables)
 
 
 def allowed(config: pytest.Config) -> frozenset[Outcome]:

@@ -1,6 +1,8 @@
 """The pytest plugin: options, fixtures, and how a verdict becomes a test's outcome. Thin, on public pytest only."""
 
-from collections.abc import Iterator
+import random
+import time
+from collections.abc import Generator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -9,52 +11,58 @@ import pytest
 from rich.console import Console
 
 from perf import options
-from perf.baseline import Baseline, Invariants
 from perf.cell import Cell
 from perf.failure import LaunchError
 from perf.hardware import this_node
 from perf.matrix import cells_of
 from perf.measurement import Measurement
+from perf.outcome import FAILURES, VERDICTS, Outcome
 from perf.progress import Progress, terminal_console
 from perf.render import line
 from perf.results import Manifest, Results, unused_folder
 from perf.suite import Settings, Suite
 from perf.summary import RECORDED, Summary
-from perf.verdict import FAILURES, VERDICTS, Outcome, Verdict
+from perf.trials import Trials
+from perf.verdict import Verdict
 
 SETTINGS = pytest.StashKey[Settings]()
 CELLS = pytest.StashKey[tuple[Cell, ...]]()
 RESULTS = pytest.StashKey[Results]()
 CONSOLE = pytest.StashKey[Console | None]()
-FOLDER_KEY = "perf_results_folder"
-"""Name under which the folder travels to xdist's workers."""
+TRIALS = pytest.StashKey[Trials]()
+SEED = pytest.StashKey[int]()
+WAITED = pytest.StashKey[float]()
+"""Of a test: seconds that its cell's first runs took before it began."""
+FOLDER_KEY, SEED_KEY = "perf_results_folder", "perf_seed"
+"""Names under which the folder and the order travel to xdist's workers."""
+SUSPICIOUS = "SUSPICIOUS"
+"""Said of a cell that will be looked at again."""
 
 
 class Bench:
-    """What the test of a cell works with: the suite, and pytest's ways to skip and fail."""
+    """What the test of a cell works with: its trial, and pytest's ways to skip and fail."""
 
-    def __init__(self, suite: Suite, item: pytest.Item) -> None:
-        self._suite = suite
+    def __init__(self, trials: Trials, item: pytest.Item) -> None:
+        self._trials = trials
+        self._suite = trials.suite
         self._item = item
-        self.rule = suite.rule
 
     def refuse(self, cell: Cell) -> None:
-        """Skips the test when this cell cannot run here."""
-        if reason := self._suite.obstacle(cell):
-            self.conclude(Verdict(cell_id=cell.id, outcome=Outcome.UNSUPPORTED, reasons=(reason,)), None)
+        """Skips the test when this cell cannot run here, or not in the time that is left."""
+        for outcome, reason in (
+            (Outcome.UNSUPPORTED, self._suite.obstacle(cell)),
+            (Outcome.NOT_RUN, self._trials.postponed(cell)),
+        ):
+            if reason:
+                self.conclude(Verdict(cell_id=cell.id, outcome=outcome, reasons=(reason,)), None)
 
-    def recall(self, cell: Cell) -> tuple[Baseline | None, Invariants | None]:
-        """What is stored of the cell; a damaged file fails the test before anything is measured."""
-        try:
-            return self._suite.recall(cell)
-        except ValueError as error:
-            reason = f"BASELINE: {error}"
-        self._fail_with(cell, reason)
+    def decide(self, cell: Cell) -> tuple[Measurement, Verdict]:
+        """The cell's runs, as many as it takes, and the verdict on them.
 
-    def measure(self, cell: Cell) -> Measurement:
-        """The cell's runs; a run that gives no record fails the test with that run's own error."""
+        A damaged baseline fails the test before anything is measured, a run that gives no record with its own error.
+        """
         try:
-            return self._suite.measure(cell)
+            return self._trials.decide(cell)
         except (LaunchError, ValueError) as error:
             reason = str(error)
         self._fail_with(cell, reason)  # outside of the except: pytest would show both, one inside the other
@@ -88,6 +96,7 @@ def pytest_configure(config: pytest.Config) -> None:
         allowed = options.allowed(config)
         config.stash[CELLS] = cells_of(config.stash[SETTINGS].matrix)
         config.stash[RESULTS] = _results(config)
+        config.stash[SEED] = _seed(config)
     except ValueError as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[CONSOLE] = terminal_console() if _worker_id(config) is None else None
@@ -97,8 +106,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tells an xdist worker the folder of this test run."""
+    """Tells an xdist worker the folder of this test run, and the order of its cells."""
     node.workerinput[FOLDER_KEY] = str(node.config.stash[RESULTS].folder)
+    node.workerinput[SEED_KEY] = node.config.stash[SEED]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -122,35 +132,94 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Cells in a random order, so that what drifts while they are measured does not meet the same ones each time."""
+    if config.option.collectonly:
+        return
+    places = [place for place, item in enumerate(items) if cell_of(item) is not None]
+    measuring = [items[place] for place in places]
+    random.Random(config.stash[SEED]).shuffle(measuring)  # noqa: S311 - an order, no secret
+    for place, item in zip(places, measuring, strict=True):
+        items[place] = item
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"perf: cells in random order, --perf-seed {config.stash[SEED]} repeats it"
+
+
+def cell_of(item: pytest.Item) -> Cell | None:
+    """The cell that a test measures, or None."""
+    spec = getattr(item, "callspec", None)
+    cell = spec.params.get("cell") if spec is not None and "bench" in getattr(item, "fixturenames", ()) else None
+    return cell if isinstance(cell, Cell) else None
+
+
 def selected_cells(session: pytest.Session) -> list[Cell]:
-    """The cells of the collected and not deselected tests that measure one."""
-    measuring = [item for item in session.items if "bench" in getattr(item, "fixturenames", ())]
-    parameters = [getattr(item, "callspec", None) for item in measuring]
-    cells = [spec.params.get("cell") for spec in parameters if spec is not None]
-    return [cell for cell in cells if isinstance(cell, Cell)]
-
-
-@pytest.fixture(scope="session")
-def suite(pytestconfig: pytest.Config, request: pytest.FixtureRequest) -> Iterator[Suite]:
-    """The test run of this process; its server starts with the first run and ends with the session."""
-    settings = pytestconfig.stash[SETTINGS]
-    num_cells = len(selected_cells(request.session))
-    terminal = pytestconfig.pluginmanager.getplugin("terminalreporter")
-    progress = Progress(
-        num_cells,
-        pytestconfig.stash[CONSOLE],
-        runs_per_cell=settings.plan.runs,
-        tell=terminal.write_line if terminal is not None and _worker_id(pytestconfig) is None else None,
-    )
-    suite = Suite(settings, this_node(), pytestconfig.stash[RESULTS], progress)
-    yield suite
-    suite.close()
+    """The cells of the collected and not deselected tests that measure one, in the order of the matrix."""
+    cells = {cell.id: cell for item in session.items if (cell := cell_of(item)) is not None}
+    matrix: tuple[Cell, ...] = session.config.stash[CELLS]
+    order = {cell.id: place for place, cell in enumerate(matrix)}
+    return sorted(cells.values(), key=lambda cell: order.get(cell.id, len(order)))
 
 
 @pytest.fixture
-def bench(suite: Suite, request: pytest.FixtureRequest) -> Bench:
+def bench(request: pytest.FixtureRequest) -> Bench:
     """What a cell's test works with."""
-    return Bench(suite, request.node)
+    return Bench(trials_of(request.session), request.node)
+
+
+def trials_of(session: pytest.Session) -> Trials:
+    """The trials of this process; their server starts with the first run and ends with the session."""
+    config = session.config
+    if TRIALS not in config.stash:
+        settings = config.stash[SETTINGS]
+        terminal = config.pluginmanager.getplugin("terminalreporter")
+        progress = Progress(
+            len(selected_cells(session)),
+            config.stash[CONSOLE],
+            runs_per_cell=settings.plan.runs,
+            tell=terminal.write_line if terminal is not None and _worker_id(config) is None else None,
+        )
+        config.stash[TRIALS] = Trials(Suite(settings, this_node(), config.stash[RESULTS], progress))
+    return config.stash[TRIALS]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Makes a cell's first runs before its test begins: a suspicious cell goes to the end of the queue, once.
+
+    Not in a worker of xdist, which has no say in the order: there the test itself looks again at once.
+    """
+    config, cell = item.config, cell_of(item)
+    if cell is None or _worker_id(config) is not None or config.option.setuponly or WAITED in item.stash:
+        return None
+    begun = time.monotonic()
+    held = trials_of(item.session).holds(cell)
+    item.stash[WAITED] = time.monotonic() - begun
+    if held is None:
+        return None
+    terminal = config.pluginmanager.getplugin("terminalreporter")
+    if terminal is not None:
+        terminal.write_line(f"{SUSPICIOUS:<11} {line(held).partition(' ')[2].lstrip()}", yellow=True)
+    item.session.items.append(item)
+    return True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """The time of a test holds that of the runs that were made before it began."""
+    report = yield
+    if report.when == "call":
+        report.duration += item.stash.get(WAITED, 0.0)
+    return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Ends the servers before the report is written."""
+    if TRIALS in session.config.stash:
+        session.config.stash[TRIALS].suite.close()
 
 
 def _results(config: pytest.Config) -> Results:
@@ -163,6 +232,14 @@ def _results(config: pytest.Config) -> Results:
     results = Results.open(resumed)
     results.check_resumable(config.stash[SETTINGS].plan, config.stash[CELLS])
     return results
+
+
+def _seed(config: pytest.Config) -> int:
+    """Of the order: the user's, a new one, or the one that xdist's controller chose."""
+    if _worker_id(config) is not None:
+        return int(config.workerinput[SEED_KEY])  # type: ignore[attr-defined]
+    seed: int | None = config.getoption("perf_seed")
+    return random.SystemRandom().randrange(10**6) if seed is None else seed
 
 
 def _worker_id(config: pytest.Config) -> str | None:

@@ -8,9 +8,11 @@ from perf import tables
 from perf.bars import ranks_text
 from perf.cell import Cell, SamplingPlan
 from perf.measurement import PEAK_ALLOCATED, PEAK_RESIDENT, STEP_TIME, THROUGHPUT, Measurement, Metric
+from perf.outcome import VERDICTS, Outcome
 from perf.record import RunRecord
 from perf.render import counts, quantity
-from perf.verdict import VERDICTS, Outcome, Rule, Verdict
+from perf.rule import Rule
+from perf.verdict import Verdict
 
 
 def headline(verdicts: Collection[Verdict]) -> str:

@@ -6,6 +6,7 @@ from perf.cell import Cell, SamplingPlan
 from perf.fault import Fault
 from perf.gpus import GpuUse
 from perf.hardware import Machine
+from perf.provenance import Imported
 from strategies.value import Value
 
 
@@ -104,6 +105,8 @@ class RankRecord(Value, frozen=True, kw_only=True):
     compile: CompileState
     attention: tuple[str, ...] = ()
     """Attention kernels that the audit step was dispatched to, such as `flash_attention`."""
+    imported: Imported | None = None
+    """Which code this rank ran; only in a comparison of builds."""
     replays: int = 0
     """Steps, warm-up included, that were replays of a CUDA graph."""
     issue_time_s: float | None = None
@@ -118,7 +121,9 @@ class RunRecord(Value, frozen=True, kw_only=True):
     cell: Cell
     plan: SamplingPlan
     index: int
-    """Which repeat of the cell, from 0."""
+    """Which repeat of the cell, from 0. Runs of both arms that were neighbours in time share it."""
+    arm: str | None = None
+    """`candidate` or `reference` in a comparison of builds."""
     started_at: str
     """UTC, ISO 8601."""
     wall_s: float

@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from perf.measurement import PEAK_ALLOCATED, STEP_TIME, Metric
-from perf.verdict import FAILURES, Comparison, Outcome, Verdict
+from perf.outcome import FAILURES, Outcome
+from perf.verdict import Comparison, Verdict
 
 OUTCOME_ORDER = (
     Outcome.WRONG,
@@ -64,15 +65,27 @@ def line(verdict: Verdict, *, run_folder: str | None = None) -> str:
     ]
     parts += [comparison_text(comparison) for comparison in decisive]
     if verdict.comparisons:
-        parts.append(f"{verdict.num_runs} runs vs {verdict.num_baseline_runs}{' (provisional)' * verdict.provisional}")
+        parts.append(evidence_text(verdict))
     if verdict.sensitivity is not None and verdict.outcome is not Outcome.NOISY:
         parts.append(f"finds {verdict.sensitivity * 100:.1f} %")
     parts += verdict.notes
     if verdict.environment_changes:
         parts.append("changed: " + ", ".join(verdict.environment_changes))
-    if verdict.outcome is Outcome.REGRESSED:
+    if verdict.outcome is Outcome.REGRESSED and verdict.num_baseline_runs:
         parts.append(f"accept: {accept_command(run_folder or 'results/RUN')}")
     return " | ".join(parts)
+
+
+def evidence_text(verdict: Verdict) -> str:
+    """`3 runs vs 9`, `10 runs vs 9 (+4.1 % of 3, +3.9 % of 6), 4 pairs side by side`, `4 pairs side by side`."""
+    parts = []
+    if verdict.num_baseline_runs:
+        looks = ", ".join(f"{percent(look.change)} of {look.num_runs}" for look in verdict.looks)
+        text = f"{verdict.num_runs} runs vs {verdict.num_baseline_runs}{' (provisional)' * verdict.provisional}"
+        parts.append(f"{text} ({looks})" if len(verdict.looks) > 1 else text)
+    if verdict.num_pairs:
+        parts.append(f"{verdict.num_pairs} pairs side by side")
+    return ", ".join(parts)
 
 
 def accept_command(run_folder: str) -> str:

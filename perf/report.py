@@ -18,6 +18,7 @@ from perf.cell import Cell, SamplingPlan
 from perf.charts import write_charts
 from perf.connection import ROOT
 from perf.measurement import PEAK_ALLOCATED, STEP_TIME, THROUGHPUT, Measurement, measure
+from perf.outcome import VERDICTS, Outcome
 from perf.published import PublishedTable, published_tables
 from perf.render import (
     TABLE_HEADER,
@@ -29,7 +30,7 @@ from perf.render import (
     table_rows,
 )
 from perf.results import Results
-from perf.verdict import VERDICTS, Outcome, Verdict
+from perf.verdict import Verdict
 from strategies.value import Value
 
 TEMPLATES = Path(__file__).parent / "templates"

@@ -2,22 +2,26 @@
 
 results/<run id>/manifest.json
 runs/<cell id>/<index>.json
+reference/<cell id>/<index>.json, of the build beside it in a comparison of builds
+shift.json, where the whole suite moved
 verdicts/<cell id>.json
 """
 
+import contextlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar
 
 from perf import jsonfile
+from perf.breaker import Shift
 from perf.cell import Cell, SamplingPlan
 from perf.measurement import Measurement, measure
 from perf.record import Environment, RunRecord
 from perf.verdict import Verdict
 from strategies.value import Value
 
-MANIFEST = "manifest.json"
+MANIFEST, SHIFT, REFERENCE = "manifest.json", "shift.json", "reference"
 
 
 class Manifest(Value, frozen=True, kw_only=True):
@@ -122,8 +126,35 @@ class Results:
 
     def runs(self, cell_id: str) -> list[RunRecord]:
         """The cell's runs in order. Raises ValueError when one is damaged."""
-        paths = sorted((self.folder / "runs" / cell_id).glob("*.json"), key=lambda path: int(path.stem))
+        return self._read_runs(self.folder / "runs" / cell_id)
+
+    def _read_runs(self, folder: Path) -> list[RunRecord]:
+        paths = sorted(folder.glob("*.json"), key=lambda path: int(path.stem))
         return [jsonfile.read(path, RunRecord) for path in paths]
+
+    def write_reference_run(self, run: RunRecord) -> None:
+        jsonfile.write(self.folder / REFERENCE / run.cell.id / f"{run.index}.json", run)
+
+    def reference_runs(self, cell_id: str) -> list[RunRecord]:
+        """Of the reference build, in order; each beside the cell's own run of the same index."""
+        return self._read_runs(self.folder / REFERENCE / cell_id)
+
+    def took_before(self, cell_id: str) -> float | None:
+        """Seconds of wall time that the cell took in the newest other test run beside this one; None: not known."""
+        for folder in sorted(self.folder.parent.glob(f"*/runs/{cell_id}"), reverse=True):
+            if folder.parent.parent != self.folder:
+                with contextlib.suppress(ValueError):
+                    runs = self._read_runs(folder)
+                    return sum(run.wall_s + run.priming_s + run.server_start_up_s for run in runs)
+        return None
+
+    def write_shift(self, shift: Shift) -> None:
+        jsonfile.write(self.folder / SHIFT, shift)
+
+    def shift(self) -> Shift | None:
+        """The move of the whole suite, if it moved."""
+        path = self.folder / SHIFT
+        return jsonfile.read(path, Shift) if path.is_file() else None
 
     def write_verdict(self, verdict: Verdict) -> None:
         jsonfile.write(self.folder / "verdicts" / f"{verdict.cell_id}.json", verdict)

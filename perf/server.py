@@ -23,7 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
+
+from perf.provenance import imported
 
 PRELOAD = (
     "torch",
@@ -95,7 +98,8 @@ class Server:
             raise
         gc.collect()
         gc.freeze()  # the collector of a child need not walk, and so copy, the pages it shares with its siblings
-        self._send({"event": "hello", "software": software(), "scratch": str(self._scratch), "pid": os.getpid()})
+        hello = {"software": software(), "imported": msgspec.to_builtins(imported())}
+        self._send({"event": "hello", **hello, "scratch": str(self._scratch), "pid": os.getpid()})
 
     def serve(self) -> None:
         pending = b""

@@ -1,29 +1,31 @@
-"""One test run: measures cells into its results folder, recalls their baselines, remembers their verdicts."""
+"""One test run: measures cells into its results folder, recalls their baselines, judges them, keeps their verdicts."""
 
+import contextlib
+import itertools
 import os
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
 from perf import baseline as baselines
 from perf.approval import provisional, unfit
+from perf.arm import Arm
 from perf.baseline import Baseline, Invariants, Store
+from perf.budget import Budget
 from perf.cell import Cell, SamplingPlan
 from perf.connection import ROOT
-from perf.environment import Source, environment
 from perf.fault import Fault
-from perf.gpus import GpuWatch, settle
-from perf.hardware import Machine, Node, link_variables
-from perf.job import ENTRY, Job
-from perf.launch import Launcher
+from perf.hardware import Machine, Node
 from perf.lease import Lease
 from perf.measurement import Measurement, gaps, measure
+from perf.outcome import Outcome
 from perf.progress import Progress
-from perf.record import RankRecord, RunRecord
+from perf.record import RunRecord
+from perf.reference import CANDIDATE, Build, Reference, opened
 from perf.results import Results
-from perf.verdict import CPU_PRIOR_SD, Outcome, Rule, Verdict
+from perf.rule import CPU_PRIOR_SD, Exemption, Rule, rule_for
+from perf.verdict import Verdict
 from strategies.rules import refusal
 from strategies.spec import LinkProfile
 from strategies.value import Value
@@ -43,6 +45,16 @@ class Settings(Value, frozen=True, kw_only=True):
     state: Path
     deadline_s: float
     """Of one run, from the request to the last record."""
+    preset: str = "default"
+    exemptions: tuple[Exemption, ...] = ()
+    reference: Reference | None = None
+    """A build to measure beside this one."""
+    variables: tuple[tuple[str, str], ...] = ()
+    """Of this build alone, in a comparison with the reference."""
+    side_by_side: bool = False
+    """Whether every cell is compared with the reference, or only a suspicious one."""
+    pairs: int | None = None
+    time_budget_s: float | None = None
     keep_provisional: bool = False
     """Record a local provisional baseline for a cell that has none."""
     fault: Fault | None = None
@@ -53,26 +65,31 @@ class Suite:
     """The state of a test run in one pytest process."""
 
     def __init__(self, settings: Settings, node: Node, results: Results, progress: Progress) -> None:
-        self._settings = settings
+        self.settings = settings
         self._node = node
         self._progress = progress
-        self._source = Source(ROOT, settings.commit)
-        caches = os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(settings.state / "inductor"))
-        self._launcher = Launcher(variables={"TORCHINDUCTOR_CACHE_DIR": caches})
+        self._opened = contextlib.ExitStack()
         self._local_baselines = settings.state / "baselines"
-        self._server_s = 0.0
-        self._primed: set[str] = set()
+        build = msgspec.structs.replace(CANDIDATE, variables=settings.variables)
+        self._candidate = self._arm("candidate", build, commit=settings.commit, fault=settings.fault)
+        self._reference: Arm | None = None
         self.results = results
         self.store = Store(settings.baselines, self._local_baselines)
+        total_s = settings.time_budget_s
+        self.budget = None if total_s is None else Budget(total_s, results.took_before)
+
+    @property
+    def plan(self) -> SamplingPlan:
+        return self.settings.plan
 
     def obstacle(self, cell: Cell) -> str | None:
         """Why this cell cannot run here: refused by arithmetic, or by what the machine lacks."""
         if reason := refusal(cell.layout):
             return reason
-        fault = self._settings.fault
+        fault = self.settings.fault
         if fault is not None and fault.rank is not None and fault.rank >= cell.world_size:
             return f"the fault is planted on rank {fault.rank}, the cell has ranks 0 to {cell.world_size - 1}"
-        if self._settings.matrix == "auto" and cell.link is LinkProfile.GLOO and self._node.gpus:
+        if self.settings.matrix == "auto" and cell.link is LinkProfile.GLOO and self._node.gpus:
             return (
                 f"gloo cells are for machines without GPUs, sees {len(self._node.gpus)}; --perf-matrix smoke runs them"
             )
@@ -85,40 +102,57 @@ class Suite:
         """What is stored of a cell. Raises ValueError when a stored file is damaged."""
         return self.store.load(cell, self.machine(cell)), self.store.load_invariants(cell)
 
-    def rule(self, cell: Cell) -> Rule:
-        """The numbers of the decision, with the typical noise of the cell's machine as the prior."""
-        rule, machine = Rule(), self.machine(cell)
-        default = rule.prior_sd if machine.is_gpu else CPU_PRIOR_SD
-        return msgspec.structs.replace(rule, prior_sd=self.store.prior_sd(machine, default))
+    def rule(self, cell: Cell, baseline: Baseline | None) -> tuple[Rule, tuple[str, ...]]:
+        """The numbers of the decision, the typical noise of the cell's machine as the prior, and remarks on them."""
+        machine = self.machine(cell)
+        prior_sd = self.store.prior_sd(machine, Rule().prior_sd if machine.is_gpu else CPU_PRIOR_SD)
+        return rule_for(cell.id, self.settings.preset, baseline, self.settings.exemptions, prior_sd)
 
-    def measure(self, cell: Cell) -> Measurement:
-        """The runs of a cell: those that this test run has already, and the rest in fresh process groups.
+    def measure(self, cell: Cell, num_runs: int) -> Measurement:
+        """At least so many runs of a cell: those that this test run has already, and the rest in fresh process groups.
 
         Raises:
             LaunchError: a run failed; its process group is gone.
             ValueError: a record of a resumed test run is damaged, or was made with other software.
         """
-        plan = self._settings.plan
-        runs = {run.index: run for run in self.results.runs(cell.id) if self._is_finished(run)}
-        self._progress.begin_cell(cell.id, num_runs=plan.runs - len(runs))
-        try:
-            with Lease(f"{cell.id} of {self.results.folder}", self._progress.wait):
-                if 0 < len(runs) < plan.runs:
-                    self._check_software(runs[min(runs)])
-                for index in range(plan.runs):
-                    if index not in runs:
-                        priming_s = self._prime(cell)
-                        runs[index] = self._run(cell, index, priming_s)
-                        self.results.write_run(runs[index])
-        finally:
-            self._progress.end_cell()
-        return measure(cell, plan, [runs[index] for index in sorted(runs)])
+        have = {run.index for run in self._finished(self._candidate, cell)}
+        free = (index for index in itertools.count() if index not in have)
+        self._make(cell, [(self._candidate, index) for index in itertools.islice(free, max(0, num_runs - len(have)))])
+        return self.measured(cell)
+
+    def measure_beside(self, cell: Cell, num_pairs: int) -> tuple[Measurement, Measurement]:
+        """So many pairs of runs on both builds, in the order ABBA ABBA; the candidate's and the reference's runs.
+
+        What drifts while they are made then touches both builds alike.
+
+        Raises:
+            LaunchError, ValueError: as of `measure`; also where both builds are the same.
+        """
+        other = self._reference_arm()
+        paired = {run.index for run in self._finished(other, cell)}
+        alone = {run.index for run in self._finished(self._candidate, cell)} - paired
+        free = (index for index in itertools.count() if index not in alone)
+        wanted: list[tuple[Arm, int]] = []
+        for number, index in enumerate(itertools.islice(free, num_pairs)):
+            pair = [(other, index), (self._candidate, index)]
+            wanted += pair if number % 2 == 0 else reversed(pair)
+        self._make(cell, wanted)
+        return self.measured(cell), self.referenced(cell)
+
+    def measured(self, cell: Cell) -> Measurement:
+        """The finished runs of a cell on this build."""
+        return measure(cell, self.plan, self._finished(self._candidate, cell))
+
+    def referenced(self, cell: Cell) -> Measurement:
+        """The finished runs of a cell on the reference build, which is not started for this where there are none."""
+        runs = self._finished(self._reference_arm(), cell) if self.results.reference_runs(cell.id) else []
+        return measure(cell, msgspec.structs.replace(self.plan, runs=max(1, len(runs))), runs)
 
     def conclude(self, verdict: Verdict, measurement: Measurement | None) -> bool:
         """Stores the verdict; whether a local provisional baseline was recorded with it."""
         self.results.write_verdict(verdict)
         # Only of a cell that nothing speaks against: one that departs from its invariants must not become the bar.
-        wanted = self._settings.keep_provisional and verdict.outcome is Outcome.NO_BASELINE
+        wanted = self.settings.keep_provisional and verdict.outcome is Outcome.NO_BASELINE
         if measurement is None or not wanted or unfit(measurement):
             return False
         cell = measurement.cell
@@ -133,87 +167,83 @@ class Suite:
         return baseline is None
 
     def close(self) -> None:
-        self._launcher.close()
+        """Ends both servers, and removes what was made for the reference."""
+        self._opened.close()
 
-    def _is_finished(self, run: RunRecord) -> bool:
-        """Whether a run of a resumed test run can be kept. Raises ValueError when code or hardware changed since."""
+    def _arm(self, name: str, build: Build, *, commit: str | None = None, fault: Fault | None = None) -> Arm:
+        caches = os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(self.settings.state / "inductor"))
+        arm = Arm(
+            name,
+            build,
+            self._node,
+            caches=caches,
+            deadline_s=self.settings.deadline_s,
+            commit=commit,
+            fault=fault,
+            proves=self.settings.reference is not None,
+        )
+        self._opened.callback(arm.close)
+        return arm
+
+    def _reference_arm(self) -> Arm:
+        """The reference build, made with the first cell that needs it. Raises ValueError when it is this very build."""
+        if self._reference is None:
+            assert self.settings.reference is not None
+            build = self._opened.enter_context(opened(self.settings.reference))
+            arm = self._arm("reference", build)
+            mine, other = self._candidate.imported, arm.imported
+            if (mine.strategies, mine.torch) == (other.strategies, other.torch) and not self.settings.variables:
+                raise ValueError(
+                    f"both builds import {mine.strategies} and {mine.torch} under the same variables: nothing would be "
+                    "compared with nothing; name another ref, folder or interpreter, or add --perf-ab-env"
+                )
+            self._reference = arm
+        return self._reference
+
+    def _make(self, cell: Cell, wanted: list[tuple[Arm, int]]) -> None:
+        """Makes the runs that are not there yet, in this order, while nobody else times anything on this node."""
+        have = {(arm.name, run.index) for arm in {arm for arm, _ in wanted} for run in self._finished(arm, cell)}
+        missing = [(arm, index) for arm, index in wanted if (arm.name, index) not in have]
+        if not missing:
+            return
+        self._progress.begin_cell(cell.id, num_runs=len(missing))
+        begun = time.monotonic()
+        try:
+            with Lease(f"{cell.id} of {self.results.folder}", self._progress.wait):
+                for arm, index in missing:
+                    self._check_software(arm, cell)
+                    run = arm.run(cell, index, self.plan, self._progress.watch)
+                    self._progress.end_run()
+                    self._write(arm, run)
+        finally:
+            self._progress.end_cell()
+        if self.budget is not None:
+            self.budget.took(time.monotonic() - begun)
+
+    def _finished(self, arm: Arm, cell: Cell) -> list[RunRecord]:
+        """The whole runs that this test run has. Raises ValueError when code or hardware changed since."""
+        read = self.results.runs if arm is self._candidate else self.results.reference_runs
+        return [run for run in read(cell.id) if self._is_finished(arm, run)]
+
+    def _is_finished(self, arm: Arm, run: RunRecord) -> bool:
         environment = run.environment
         for name, then, now in (
-            ("commit", environment.commit, self._source.commit),
-            ("uncommitted changes", environment.dirty, self._source.dirty),
+            ("commit", environment.commit, arm.source.commit),
+            ("uncommitted changes", environment.dirty, arm.source.dirty),
             ("machine", environment.machine.key, self.machine(run.cell).key),
         ):
             if then != now:
                 raise ValueError(f"{self.results.folder}: {name} {then} when measured, {now} now; start a new test run")
         whole = not gaps(measure(run.cell, msgspec.structs.replace(run.plan, runs=1), [run]))
-        return whole and run.fault == self._settings.fault
+        return whole and run.fault == arm.fault
 
-    def _check_software(self, kept: RunRecord) -> None:
-        then, now = kept.environment.software, self._launcher.start().software
-        if then != now:
-            raise ValueError(f"{self.results.folder}: measured with {then}, now it is {now}; start a new test run")
+    def _check_software(self, arm: Arm, cell: Cell) -> None:
+        """Raises ValueError when runs that are kept were made with other versions."""
+        for run in self._finished(arm, cell)[:1]:
+            then, now = run.environment.software, arm.software
+            if then != now:
+                raise ValueError(f"{self.results.folder}: measured with {then}, now it is {now}; start a new test run")
 
-    def _prime(self, cell: Cell) -> float:
-        """One unmeasured run of a compiled cell, so that every measured run finds the compile caches warm.
-
-        Returns:
-            The seconds it took; 0 for a cell that needs none or has had its own.
-        """
-        if not cell.layout.compiled or cell.id in self._primed:
-            return 0.0
-        self._launcher.start()
-        begun = time.monotonic()
-        self._launch(cell, msgspec.structs.replace(self._settings.plan, warmup_steps=2, timed_steps=0), None, "priming")
-        self._primed.add(cell.id)
-        return time.monotonic() - begun
-
-    def _run(self, cell: Cell, index: int, priming_s: float) -> RunRecord:
-        settings, gpus = self._settings, self._node.gpus_for(cell)
-        plan = cell.plan(settings.plan)
-        settle(gpus)
-        self._launcher.start()  # here, so that a run's own time holds no imports of the server
-        begun, started_at = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
-        with GpuWatch(gpus) as watch:
-            what = f"run {index + 1}/{plan.runs}"
-            ranks, teardown_hang = self._launch(cell, plan, settings.fault, what)
-        self._progress.end_run()
-        software = self._launcher.start().software
-        server_s, self._server_s = self._launcher.start_up_s - self._server_s, self._launcher.start_up_s
-        return RunRecord(
-            cell=cell,
-            plan=plan,
-            index=index,
-            started_at=started_at,
-            wall_s=time.monotonic() - begun,
-            server_start_up_s=server_s,
-            priming_s=priming_s,
-            environment=environment(
-                self.machine(cell),
-                self._node,
-                software,
-                source=self._source,
-                variables=_variables(cell),
-            ),
-            ranks=tuple(ranks),
-            gpus=watch.uses(),
-            teardown_hang=teardown_hang,
-            fault=settings.fault,
-        )
-
-    def _launch(self, cell: Cell, plan: SamplingPlan, fault: Fault | None, what: str) -> tuple[list[RankRecord], bool]:
-        deadline_s = self._settings.deadline_s
-        job = Job(cell=cell, plan=plan, requested_at_s=time.monotonic(), deadline_s=deadline_s, fault=fault)
-        return self._launcher.run(
-            ENTRY,
-            job,
-            world_size=cell.world_size,
-            record=RankRecord,
-            deadline_s=deadline_s,
-            variables=_variables(cell),
-            on_event=self._progress.watch(what, plan.warmup_steps + plan.timed_steps),
-        )
-
-
-def _variables(cell: Cell) -> dict[str, str]:
-    """Environment variables that only the ranks of a cell get."""
-    return link_variables(cell.link) | dict(cell.variables)
+    def _write(self, arm: Arm, run: RunRecord) -> None:
+        write = self.results.write_run if arm is self._candidate else self.results.write_reference_run
+        write(run)

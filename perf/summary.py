@@ -6,10 +6,11 @@ import pytest
 
 from perf.baseline import Store
 from perf.matrix import cells_of
-from perf.measurement import Measurement
+from perf.outcome import FAILURES, VERDICTS, Outcome
+from perf.record import RunRecord
 from perf.render import counts, exit_code, in_order, table_lines
 from perf.results import Results
-from perf.verdict import FAILURES, VERDICTS, Outcome, Verdict
+from perf.verdict import Verdict
 
 RECORDED = "recorded a local provisional baseline"
 """In the verdict line of a cell that got its first baseline on this machine."""
@@ -96,11 +97,14 @@ class Summary:
         return list(verdicts.values())
 
     def _sentences(self) -> list[str]:
-        """Where the time went, and what lies in the baselines without a cell."""
-        sentences = []
+        """What moved all cells, where the time went, and what lies in the baselines without a cell."""
+        shift = self._results.shift()
+        sentences = [] if shift is None else [shift.text]
         measurements = self._results.measurements()
         if measurements:
-            sentences.append(wall_time(measurements))
+            runs = [run for measurement in measurements for run in measurement.runs]
+            runs += [run for cell in self._results.manifest().cells for run in self._results.reference_runs(cell.id)]
+            sentences.append(wall_time(runs))
         known = {cell.id for cell in (*cells_of("auto"), *self._results.manifest().cells)}
         option = self._config.getoption
         store = Store(option("perf_baselines"), option("perf_state") / "baselines")
@@ -112,9 +116,8 @@ class Summary:
         return sentences
 
 
-def wall_time(measurements: list[Measurement]) -> str:
+def wall_time(runs: list[RunRecord]) -> str:
     """`wall time of 12 runs 63 s: measuring 12 s, compiling (priming) 20 s, warm-up 9 s, start-up 16 s, ...`."""
-    runs = [run for measurement in measurements for run in measurement.runs]
     parts = {
         "measuring": sum(run.measuring_s for run in runs),
         "compiling (priming)": sum(run.priming_s for run in runs),

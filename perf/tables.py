@@ -17,9 +17,10 @@ from perf.measurement import (
     Measurement,
     Metric,
 )
+from perf.outcome import Outcome
 from perf.record import RunRecord
 from perf.render import quantity
-from perf.verdict import Outcome, Verdict
+from perf.verdict import Verdict
 from strategies.shapes import SIZES
 from strategies.value import Value
 

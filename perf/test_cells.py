@@ -1,4 +1,4 @@
-"""The suite: one test per cell. Refuse, recall, measure, judge, conclude; what each word means stands in its room."""
+"""The suite: one test per cell. Refuse, decide, conclude; what each word means stands in its room."""
 
 import pytest
 
@@ -6,7 +6,6 @@ from perf.cell import Cell
 from perf.measurement import STEP_TIME
 from perf.plugin import CELLS, Bench
 from perf.replay import CLOCK, replay
-from perf.verdict import judge
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -22,9 +21,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def test_cell(cell: Cell, bench: Bench, benchmark: object) -> None:
     """A strategy at a size, in a mode, on a number of ranks: as right, as lean and as fast as its baseline."""
     bench.refuse(cell)
-    baseline, invariants = bench.recall(cell)
-    measurement = bench.measure(cell)
-    verdict = judge(measurement, baseline, invariants, bench.rule(cell))
+    measurement, verdict = bench.decide(cell)
     replay(
         benchmark,
         [seconds for run in measurement.runs for seconds in run.step_times_s],

@@ -1,18 +1,13 @@
-"""The verdict on one cell: right, valid, memory, throughput, in this order; a pure function of values.
-
-Stage 1 of the decision, the screen, is here: a cell's runs are judged against its baseline at once. `suspicious` marks
-the cells that later stages (fresh reruns, A/B beside a reference build) will look at again.
-"""
+"""The verdict on one cell: right, valid, memory, throughput, in this order; a pure function of values."""
 
 import math
-from enum import StrEnum
+from collections.abc import Sequence
 from typing import ClassVar
-
-import numpy as np
 
 from perf import stats
 from perf.baseline import Baseline, Invariants
 from perf.correctness import differences, intrinsic_errors
+from perf.decision import Decision, Judge, Look, Pair
 from perf.measurement import (
     PEAK_ALLOCATED,
     PEAK_RESERVED,
@@ -24,74 +19,26 @@ from perf.measurement import (
     gaps,
     straggler,
 )
+from perf.outcome import FAILURES, Outcome
 from perf.record import RunRecord
+from perf.rule import Rule
 from strategies.value import Value
 
-MIB = 2**20
-CPU_PRIOR_SD = 0.04
-"""Between-run sd of tiny gloo cells on shared cores, as measured: until nights of a machine say otherwise, such a cell
-is NOISY rather than red."""
-NINE_IN_TEN = 1.28
-"""Normal quantile of 90 %."""
 HOST_SHARE = 0.97
 """A host that takes this share of the step time to issue a step is named."""
 STRAGGLER_SHARE = 0.2
 """A rank this share of a step late at a collective is named."""
 
 
-class Outcome(StrEnum):
-    """What is said of a cell."""
-
-    PASS = "PASS"
-    IMPROVED = "IMPROVED"
-    """Better beyond the tolerance: the baseline is stale; never red."""
-    REGRESSED = "REGRESSED"
-    ENVIRONMENT = "ENVIRONMENT"
-    """The machine moved, not the code."""
-    NOISY = "NOISY"
-    """Too noisy to be gated on time."""
-    NO_BASELINE = "NO_BASELINE"
-    WRONG = "WRONG"
-    """The numbers are not the model's, or the asked mode was not in effect."""
-    INVALID = "INVALID"
-    """Not a measurement."""
-    ERROR = "ERROR"
-    """A run failed, or the baseline cannot be read."""
-    NOT_RUN = "NOT_RUN"
-    """Expected, no result."""
-    UNSUPPORTED = "UNSUPPORTED"
-    """Refused before any process started."""
-
-
-FAILURES = frozenset({Outcome.REGRESSED, Outcome.WRONG, Outcome.ERROR})
-VERDICTS = frozenset({Outcome.PASS, Outcome.IMPROVED})
-"""Green outcomes. Those that are neither a failure nor green are cells without a verdict."""
-
-
-class Rule(Value, frozen=True, kw_only=True):
-    """The numbers of the decision. Tolerances are fractions of the step time."""
-
-    floor: float = 0.025
-    """Smallest tolerance."""
-    cap: float = 0.08
-    """A cell that would need more than this is NOISY."""
-    tolerance_errors: float = 3.0
-    """Tolerance in standard errors of the difference."""
-    suspicious_share: float = 0.6
-    least_difference_s: float = 1e-3
-    """Absolute difference that a call needs too: the noise of a tiny cell is additive."""
-    prior_sd: float = 0.008
-    prior_df: float = 6.0
-    memory_share: float = 1e-3
-    memory_bytes: int = 32 * MIB
-    reserved_share: float = 0.05
-    reserved_bytes: int = 256 * MIB
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.floor <= self.cap < 1:
-            raise ValueError(f"tolerances of step time need 0 <= floor {self.floor} <= cap {self.cap} < 1")
-        if negative := [name for name in self.__struct_fields__ if getattr(self, name) < 0]:
-            raise ValueError(f"a tolerance cannot be negative: {negative[0]} {getattr(self, negative[0])}")
+ORDER = (
+    Outcome.REGRESSED,
+    Outcome.NOT_RUN,
+    Outcome.ENVIRONMENT,
+    Outcome.NOISY,
+    Outcome.IMPROVED,
+    Outcome.PASS,
+)
+"""Of the metrics of a cell, what comes first is said of the whole."""
 
 
 class Comparison(Value, frozen=True, kw_only=True):
@@ -122,8 +69,16 @@ class Verdict(Value, frozen=True, kw_only=True):
     """Median over the runs, also where there is nothing to compare it with."""
     num_runs: int = 0
     num_baseline_runs: int = 0
+    num_pairs: int = 0
+    """Runs that had a run of the reference build beside them."""
     provisional: bool = False
     suspicious: bool = False
+    """At the first look."""
+    looks: tuple[Look, ...] = ()
+    more_runs: int = 0
+    """Missing for a decision: so many fresh runs, or"""
+    wanted_pairs: int = 0
+    """so many pairs; 0: decided."""
     sensitivity: float | None = None
     """Smallest slowdown that this comparison finds nine times out of ten."""
     environment_changes: tuple[str, ...] = ()
@@ -134,8 +89,28 @@ class Verdict(Value, frozen=True, kw_only=True):
         return self.outcome in FAILURES
 
 
-def judge(measurement: Measurement, baseline: Baseline | None, invariants: Invariants | None, rule: Rule) -> Verdict:
-    """The verdict of stage 1. The order of the gates decides what is said: a later gate never hides an earlier one."""
+class Course(Value, frozen=True, kw_only=True):
+    """How a cell is judged when more can be measured than its first runs."""
+
+    runs_a_look: int
+    reference: Measurement | None = None
+    """Of a reference build, each run beside the candidate's of the same index; none yet: they can be made."""
+    shift: float = 0.0
+    """Log change of the whole suite, which is the machine's."""
+
+
+def judge(
+    measurement: Measurement,
+    baseline: Baseline | None,
+    invariants: Invariants | None,
+    rule: Rule,
+    course: Course | None = None,
+) -> Verdict:
+    """The verdict. The order of the gates decides what is said: a later gate never hides an earlier one.
+
+    Without a course, by one look at the runs there are. With one, a suspicious cell may be undecided: the verdict is
+    then NOT_RUN, and says how much more has to be measured.
+    """
 
     def say(outcome: Outcome, reasons: list[str]) -> Verdict:
         return Verdict(
@@ -144,7 +119,7 @@ def judge(measurement: Measurement, baseline: Baseline | None, invariants: Invar
             reasons=tuple(reasons),
             step_time_s=measurement.median(STEP_TIME),
             num_runs=len(measurement.runs),
-            notes=_notes(measurement) if outcome is Outcome.NO_BASELINE else (),
+            notes=notes_of(measurement) if outcome is Outcome.NO_BASELINE else (),
         )
 
     if errors := intrinsic_errors(measurement):
@@ -161,65 +136,89 @@ def judge(measurement: Measurement, baseline: Baseline | None, invariants: Invar
     if baseline is None or invariants is None:
         lacking = "no timing baseline for this machine" if baseline is None else "no recorded invariants"
         return say(Outcome.NO_BASELINE, [lacking])
-    return _compare(measurement, baseline, rule)
+    return _compare(measurement, baseline, rule, course)
 
 
-def _compare(measurement: Measurement, baseline: Baseline, rule: Rule) -> Verdict:
+def _compare(measurement: Measurement, baseline: Baseline, rule: Rule, course: Course | None) -> Verdict:
     """Memory, then throughput, against a baseline of the same recipe."""
-    time, sensitivity, suspicious = _compare_time(measurement, baseline, rule)
-    memory = [
-        _compare_memory(measurement, baseline, PEAK_ALLOCATED, rule.memory_share, rule.memory_bytes),
-        _compare_memory(measurement, baseline, PEAK_RESERVED, rule.reserved_share, rule.reserved_bytes),
-        _compare_memory(measurement, baseline, PEAK_RESIDENT, None, 0),
-    ]
-    comparisons = [comparison for comparison in (*memory, time) if comparison is not None]
-    outcomes = [comparison.outcome for comparison in comparisons]
-    order = (Outcome.REGRESSED, Outcome.NOISY, Outcome.IMPROVED, Outcome.PASS)
-    outcome = next(candidate for candidate in order if candidate in outcomes)
+    decision, outcome_of_time = _decide(measurement, baseline, rule, course)
+    comparisons = (*memory_comparisons(measurement, baseline, rule), time_comparison(decision, outcome_of_time))
+    outcome = most_urgent(comparisons)
+    undecided = outcome is Outcome.NOT_RUN
+    reference = course.reference if course else None
     return Verdict(
         cell_id=measurement.cell.id,
         outcome=outcome,
-        comparisons=tuple(comparisons),
+        reasons=(f"suspicious after {decision.looks[-1].num_runs} runs, not looked at again yet",) if undecided else (),
+        comparisons=comparisons,
         step_time_s=measurement.median(STEP_TIME),
         num_runs=len(measurement.runs),
         num_baseline_runs=len(baseline.runs),
+        num_pairs=len(reference.runs) if reference else 0,
         provisional=baseline.is_provisional,
-        suspicious=suspicious,
-        sensitivity=sensitivity,
+        suspicious=decision.suspicious,
+        looks=decision.looks,
+        more_runs=decision.more_runs if undecided else 0,
+        wanted_pairs=decision.pairs if undecided else 0,
+        sensitivity=decision.sensitivity,
         environment_changes=environment_changes(baseline, measurement.runs[-1]),
-        notes=_notes(measurement),
+        notes=notes_of(measurement),
     )
 
 
-def _compare_time(measurement: Measurement, baseline: Baseline, rule: Rule) -> tuple[Comparison, float, bool]:
-    """The step time's comparison, the cell's sensitivity, and whether it is suspicious."""
-    levels = [stats.run_level(run.step_times_s) for run in measurement.runs]
-    sd = stats.shrunk_sd(baseline.levels, prior_sd=rule.prior_sd, prior_df=rule.prior_df)
-    error = stats.standard_error(sd, len(levels), len(baseline.levels))
-    needed = rule.tolerance_errors * error
-    tolerance = min(max(needed, rule.floor), rule.cap)
-    old_level, new_level = float(np.median(baseline.levels)), float(np.median(levels))
-    change = math.expm1(new_level - old_level)
-    old_s, new_s = math.exp(old_level), math.exp(new_level)
-    if needed > rule.cap:
-        outcome = Outcome.NOISY
-    elif change > tolerance and new_s - old_s > rule.least_difference_s:
-        outcome = Outcome.REGRESSED
-    elif change < -tolerance and old_s - new_s > rule.least_difference_s:
-        outcome = Outcome.IMPROVED
-    else:
-        outcome = Outcome.PASS
-    comparison = Comparison(
+def _decide(
+    measurement: Measurement, baseline: Baseline, rule: Rule, course: Course | None
+) -> tuple[Decision, Outcome]:
+    """On the step time, and what that means: what only the whole suite's shift explains is the machine's."""
+    pairs, levels = split(measurement, course.reference if course else None)
+    if course is None:
+        decision = Judge(levels, baseline.levels, rule).once()
+        assert decision.outcome is not None
+        return decision, decision.outcome
+    staged = Judge(levels, baseline.levels, rule, runs_a_look=course.runs_a_look, shift=course.shift)
+    decision = staged.in_stages(None if course.reference is None else pairs)
+    outcome = decision.outcome or Outcome.NOT_RUN
+    if course.shift and outcome in (Outcome.PASS, Outcome.IMPROVED):
+        alone = Judge(levels[: course.runs_a_look], baseline.levels, rule).once()
+        outcome = Outcome.ENVIRONMENT if alone.suspicious else outcome
+    return decision, outcome
+
+
+def split(measurement: Measurement, reference: Measurement | None) -> tuple[list[Pair], list[float]]:
+    """The pairs of levels, reference and candidate, and the levels of the candidate's runs that have no such run."""
+    beside = {run.index: stats.run_level(run.step_times_s) for run in (reference.runs if reference else ())}
+    own = {run.index: stats.run_level(run.step_times_s) for run in measurement.runs}
+    pairs = [(beside[index], level) for index, level in own.items() if index in beside]
+    return pairs, [level for index, level in own.items() if index not in beside]
+
+
+def most_urgent(comparisons: Sequence[Comparison]) -> Outcome:
+    """What is said of a cell whose metrics came out like this."""
+    outcomes = {comparison.outcome for comparison in comparisons}
+    return next(outcome for outcome in ORDER if outcome in outcomes)
+
+
+def time_comparison(decision: Decision, outcome: Outcome) -> Comparison:
+    """The decision on the step time, as one row beside the other metrics."""
+    return Comparison(
         metric=STEP_TIME,
-        old=old_s,
-        new=new_s,
-        change=change,
-        interval=stats.interval(new_level - old_level, error),
-        tolerance=tolerance,
+        old=math.exp(decision.old_level),
+        new=math.exp(decision.new_level),
+        change=decision.change,
+        interval=stats.interval(decision.new_level - decision.old_level, decision.standard_error),
+        tolerance=decision.tolerance,
         outcome=outcome,
     )
-    suspicious = outcome is not Outcome.NOISY and change > rule.suspicious_share * tolerance
-    return comparison, tolerance + NINE_IN_TEN * error, suspicious
+
+
+def memory_comparisons(measurement: Measurement, baseline: Baseline, rule: Rule) -> tuple[Comparison, ...]:
+    """Of every peak that was measured."""
+    rows = (
+        _compare_memory(measurement, baseline, PEAK_ALLOCATED, rule.memory_share, rule.memory_bytes),
+        _compare_memory(measurement, baseline, PEAK_RESERVED, rule.reserved_share, rule.reserved_bytes),
+        _compare_memory(measurement, baseline, PEAK_RESIDENT, None, 0),
+    )
+    return tuple(row for row in rows if row is not None)
 
 
 def _compare_memory(
@@ -265,7 +264,7 @@ def environment_changes(baseline: Baseline, run: RunRecord) -> tuple[str, ...]:
     return tuple(f"{name} {old} -> {new}" for name, (old, new) in pairs.items() if old != new)
 
 
-def _notes(measurement: Measurement) -> tuple[str, ...]:
+def notes_of(measurement: Measurement) -> tuple[str, ...]:
     """What does not decide, but helps to read the decision."""
     notes = []
     outliers = sum(stats.outlier_count(run.step_times_s) for run in measurement.runs)

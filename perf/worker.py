@@ -26,6 +26,7 @@ from perf.comms import Ledger
 from perf.fault import Planted
 from perf.job import Job
 from perf.probes import CompileProbe, ExtraWork, IssueProbe, StepClock, memory_peaks, reset_memory_peaks
+from perf.provenance import imported
 from perf.record import Marks, RankRecord
 from perf.server import RankContext
 from strategies.batch import Batch, synthetic_batch
@@ -156,6 +157,7 @@ class Run:
             arrivals_s=tuple(ledger.arrivals_s),
             compile=compiled,
             attention=tuple(sorted(ledger.attention)),
+            imported=imported() if self._job.proves_imports else None,
             replays=self._captured.num_replays if self._captured else 0,
             issue_time_s=issue_probe.time_s,
         )

@@ -1,5 +1,6 @@
 """Runs of the real suite in a pytest of their own, for the tests of the plugin and of what comes after it."""
 
+import random
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +11,8 @@ from msgspec.structs import replace
 from perf import baseline as baselines
 from perf.baseline import Baseline
 from perf.connection import ROOT
+from perf.outcome import Outcome
 from perf.results import Results
-from perf.verdict import Outcome
 
 MATRIX = """
 [[cells]]
@@ -108,3 +109,13 @@ class SuiteRuns:
     def _folders(self) -> list[Path]:
         folder = self.root / "results"
         return list(folder.iterdir()) if folder.exists() else []
+
+
+def seed_that_begins_with(first: str) -> int:
+    """Of an order of the two cells of the matrix."""
+    for seed in range(100):
+        order = [SINGLE, DDP]
+        random.Random(seed).shuffle(order)
+        if order[0] == first:
+            return seed
+    raise AssertionError

@@ -8,7 +8,7 @@ from perf.baseline import Baseline, Invariants
 from perf.fault import Fault, FaultKind
 from perf.measurement import Measurement
 from perf.record import LedgerEntry
-from perf.verdict import Rule
+from perf.rule import Rule
 from tests.factory import SOFTWARE, baseline, change_ranks, environment, invariants, measurement
 
 RUN = "2026-11-29T02-00-00"

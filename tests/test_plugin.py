@@ -11,11 +11,12 @@ from msgspec.structs import replace
 from perf import baseline as baselines
 from perf import jsonfile
 from perf.baseline import Baseline, Invariants
+from perf.connection import ROOT
 from perf.matrix import cells_of
-from perf.plugin import selected_cells
-from perf.verdict import Outcome
+from perf.outcome import Outcome
+from perf.plugin import CELLS, selected_cells
 from tests.factory import H200X2
-from tests.suite_runs import DDP, SINGLE, SuiteRuns
+from tests.suite_runs import DDP, SINGLE, SuiteRuns, seed_that_begins_with
 
 
 def test_collection_names_every_cell_and_writes_nothing(suite_runs):
@@ -34,6 +35,12 @@ def test_collection_names_every_cell_and_writes_nothing(suite_runs):
         ("--perf-allow=regressed", "--perf-allow regressed: not an outcome without a verdict; known: environment"),
         ("--perf-plant=nonsense", "cannot plant 'nonsense'"),
         ("--perf-runs=0", "at least 1 warm-up step and 1 run"),
+        ("--perf-preset=strict", "--perf-preset strict: unknown; known: default, sensitive, lenient"),
+        ("--perf-ab=no_such_ref", "--perf-ab no_such_ref: no Python interpreter"),
+        (f"--perf-ab={ROOT}", "is this very build; nothing would be compared with nothing"),
+        ("--perf-ab-env=NAME", "--perf-ab-env NAME: write NAME=VALUE"),
+        ("--perf-pairs=0", "--perf-pairs 0: must be at least 1"),
+        ("--perf-time-budget=soon", "time budget 'soon': write 2h"),
         ("--perf-timeout=0", "must be more than 0 seconds"),
         ("--perf-checkpoint=nowhere", "no folder with *.safetensors"),
         ("--perf-resume=nowhere", "nowhere is not a test run"),
@@ -118,15 +125,26 @@ def test_regression_is_a_red_test_with_the_whole_comparison(regressed):
     properties = {p.get("name"): p.get("value") for p in cases[f"test_cell[{SINGLE}]"].iter("property")}
     assert properties["outcome"] == "IMPROVED"
     shown = json.loads((regressed.root / "benchmark.json").read_text())["benchmarks"]
-    assert {row["extra_info"]["cell"]: row["stats"]["rounds"] for row in shown} == {DDP: 12, SINGLE: 12}
+    assert {row["extra_info"]["cell"]: row["stats"]["rounds"] for row in shown} == {DDP: 24, SINGLE: 12}
+    assert "6 runs vs 9 (+" in outcomes.text
+    lines = [line.split()[:2] for line in outcomes.text.splitlines()]
+    assert lines.index(["SUSPICIOUS", DDP]) < lines.index(["REGRESSED", DDP])
+    assert lines.index(["IMPROVED", SINGLE]) < lines.index(["REGRESSED", DDP]), "others have their turn first"
+    assert float(cases[f"test_cell[{DDP}]"].get("time")) > sum(run.wall_s for run in outcomes.results.runs(DDP))
 
 
-def test_first_failure_stops_with_x_and_the_rest_is_named(regressed):
-    reversed_cells = regressed.matrix.read_text().split("[[cells]]")
-    regressed.matrix.write_text("[[cells]]".join(["", reversed_cells[2], reversed_cells[1]]))
-    outcomes = regressed.run("-x")
+@pytest.mark.parametrize("first", [DDP, SINGLE])
+def test_first_failure_stops_with_x_and_the_rest_is_named(regressed, first):
+    """A suspicious cell waits for its second look, which an earlier failure prevents."""
+    (other,) = {DDP, SINGLE} - {first}
+    path = regressed.baseline_path(SINGLE)
+    path.write_text(path.read_text()[:400])
+    outcomes = regressed.run("-x", f"--perf-seed={seed_that_begins_with(first)}")
     assert outcomes.exit_code == 1
-    assert outcomes.by_cell == {DDP: Outcome.REGRESSED, SINGLE: Outcome.NOT_RUN}
+    assert outcomes.by_cell == {SINGLE: Outcome.ERROR, DDP: Outcome.NOT_RUN}
+    assert (f"SUSPICIOUS  {DDP}" in outcomes.text) is (first == DDP)
+    assert (f"NOT_RUN      {DDP}" in outcomes.text or f"NOT_RUN  {DDP}" in outcomes.text) is True
+    assert other in outcomes.text
 
 
 def test_last_failed_runs_only_what_failed(regressed):
@@ -139,7 +157,7 @@ def test_xdist_measures_everything_and_says_the_same(regressed):
     outcomes = regressed.run("-n", "2")
     assert outcomes.exit_code == 1
     assert outcomes.by_cell == {DDP: Outcome.REGRESSED, SINGLE: Outcome.IMPROVED}
-    assert {len(outcomes.results.runs(cell_id)) for cell_id in (DDP, SINGLE)} == {3}
+    assert {cell_id: len(outcomes.results.runs(cell_id)) for cell_id in (DDP, SINGLE)} == {DDP: 6, SINGLE: 3}
     assert f"REGRESSED   {DDP}" in outcomes.text
 
 
@@ -196,4 +214,5 @@ def test_only_tests_that_measure_count_as_cells():
     of = cells_of("smoke")[0]
     spec = SimpleNamespace(params={"cell": of})
     items = [SimpleNamespace(callspec=spec, fixturenames=names) for names in (["bench", "cell"], ["cell"])]
-    assert selected_cells(SimpleNamespace(items=items)) == [of]
+    config = SimpleNamespace(stash={CELLS: cells_of("smoke")})
+    assert selected_cells(SimpleNamespace(items=items, config=config)) == [of]

@@ -6,7 +6,9 @@ import pytest
 
 from perf import render
 from perf.measurement import PEAK_ALLOCATED, PEAK_RESERVED, PEAK_RESIDENT, STEP_TIME, THROUGHPUT, Metric
-from perf.verdict import Comparison, Outcome, Rule, Verdict, judge
+from perf.outcome import Outcome
+from perf.rule import Rule
+from perf.verdict import Comparison, Verdict, judge
 from strategies.spec import LinkProfile
 from tests.factory import baseline, cell, environment, invariants, measurement
 

@@ -12,10 +12,12 @@ import pytest
 
 from perf.fault import Fault
 from perf.measurement import STEP_TIME, THROUGHPUT
+from perf.outcome import Outcome
 from perf.render import quantity
 from perf.report import write_report
 from perf.results import Manifest, Results, gather
-from perf.verdict import Outcome, Rule, Verdict, judge
+from perf.rule import Rule
+from perf.verdict import Verdict, judge
 from strategies.spec import LinkProfile, Mode, StrategyName
 from tests import factory
 

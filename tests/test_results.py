@@ -10,7 +10,8 @@ from perf import jsonfile
 from perf import results as room
 from perf.fault import Fault
 from perf.results import Manifest, Results, new_run_id
-from perf.verdict import Rule, judge
+from perf.rule import Rule
+from perf.verdict import judge
 from strategies.spec import Mode, StrategyName
 from tests.factory import PLAN, baseline, cell, environment, invariants, measurement, run_record, write_text
 

@@ -11,8 +11,8 @@ from safetensors.numpy import save_file
 
 from perf import jsonfile
 from perf.connection import ROOT
+from perf.outcome import Outcome
 from perf.record import RunRecord
-from perf.verdict import Outcome
 from tests.suite_runs import DDP, SINGLE
 
 

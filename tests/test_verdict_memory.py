@@ -4,7 +4,9 @@ import msgspec
 import pytest
 
 from perf.measurement import measure
-from perf.verdict import Outcome, Rule, judge
+from perf.outcome import Outcome
+from perf.rule import Rule
+from perf.verdict import judge
 from strategies.spec import LinkProfile
 from tests.factory import PLAN, baseline, cell, change_ranks, invariants, measurement, run_record
 

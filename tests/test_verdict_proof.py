@@ -9,9 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from perf import decision
 from perf import verdict as room
+from perf.decision import NINE_IN_TEN
 from perf.measurement import measure
-from perf.verdict import NINE_IN_TEN, Rule, judge
+from perf.rule import Rule
+from perf.verdict import judge
 from strategies.spec import LinkProfile, Mode
 from tests.factory import (
     CPU,
@@ -115,28 +118,33 @@ def test_everything_planted_is_called_by_its_name():
 
 GROWN = "2 * sum(value > highest + room for value in values)"
 MUTANTS = {
-    "slower passes, faster fails": ("if change > tolerance ", "if change < tolerance "),
-    "old and new swapped": ("math.expm1(new_level - old_level)", "math.expm1(old_level - new_level)"),
-    "slower is never called": ("new_s - old_s > rule", "old_s - new_s > rule"),
-    "faster is never called": ("elif change < -tolerance", "elif change < -1"),
+    "slower passes, faster fails": ("sign * math.expm1(change) > limit", "sign * math.expm1(change) < limit"),
+    "old and new swapped": ("- self._old\n\n    def _error", "* -1 + self._old\n\n    def _error"),
+    "slower is never called": ("Outcome.REGRESSED if is_slower else", "Outcome.PASS if is_slower else"),
+    "faster is never called": ("Outcome.IMPROVED if self._exceeds", "Outcome.PASS if self._exceeds"),
+    "a millisecond of either sign": ("sign * difference_s > least_s", "sign * difference_s < least_s"),
+    "tolerance without a cap of sense": ("max(self._needed(num_runs), self._rule.floor)", "0.5"),
     "less memory fails": ("value > highest + room", "value < highest + room"),
     "share of runs inverted": (f"{GROWN} > len(values)", f"{GROWN} < len(values)"),
     "memory of baseline and run swapped": (
         "old, new = baseline.median(metric.name), measurement.median(metric)",
         "new, old = baseline.median(metric.name), measurement.median(metric)",
     ),
-    "green hides red": ("order = (Outcome.REGRESSED, ", "order = (Outcome.PASS, Outcome.REGRESSED, "),
-    "tolerance without a cap of sense": ("max(needed, rule.floor)", "max(needed, 0.5)"),
-}  # fmt: skip
+    "green hides red": ("ORDER = (\n", "ORDER = (\n    Outcome.PASS,\n"),
+}
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_broken_comparison_is_found_out(name):
-    source, (old, new) = inspect.getsource(room), MUTANTS[name]
-    assert source.count(old) == 1, "the source has changed: write this mutant anew"
+def test_broken_comparison_is_found_out(monkeypatch, name):
+    old, new = MUTANTS[name]
+    sources = {of: inspect.getsource(of) for of in (decision, room)}
+    (broken,) = [of for of, source in sources.items() if old in source]
+    assert sources[broken].count(old) == 1, "the source has changed: write this mutant anew"
     mutant = types.ModuleType("perf.mutant")
-    exec(compile(source.replace(old, new), name, "exec"), mutant.__dict__)
-    assert missed(mutant.judge) != []
+    exec(compile(sources[broken].replace(old, new), name, "exec"), mutant.__dict__)
+    if broken is decision:
+        monkeypatch.setattr(room, "Judge", mutant.Judge)
+    assert missed(judge if broken is decision else mutant.judge) != []
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from perf.baseline import Baseline, Invariants, Store
 from perf.measurement import PEAK_ALLOCATED, STEP_TIME, Measurement
 from perf.render import percent, quantity
 from perf.results import Results
+from perf.rule import Rule
 from perf.suite import BASELINES, LOCAL_BASELINES
-from perf.verdict import Rule
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,0 +1,172 @@
+"""The cells of a test run on trial: a first look at each, fresh looks at the suspicious ones, and the breaker between.
+
+A suspicious cell waits until all others had their turn: its fresh runs then are from another time, and whether the
+whole suite moved is known by then. xdist's workers know nothing of each other, and look again at once.
+"""
+
+import math
+
+import msgspec
+
+from perf.baseline import Baseline, Invariants
+from perf.breaker import Screen, Shift, quietest, tripped
+from perf.cell import Cell
+from perf.failure import LaunchError
+from perf.measurement import STEP_TIME, Measurement
+from perf.outcome import Outcome
+from perf.pairs import confirmed_shift, judge_pairs
+from perf.stats import shrunk_sd
+from perf.suite import Suite
+from perf.verdict import Course, Verdict, judge, most_urgent
+
+
+class Trials:
+    """Judges the cells of one pytest process."""
+
+    def __init__(self, suite: Suite) -> None:
+        self.suite = suite
+        self._screens: list[Screen] = []
+        self._cells: dict[str, Cell] = {}
+        self._failed: dict[str, LaunchError | ValueError] = {}
+        self._shift: Shift | None = None
+        self._is_settled = False
+
+    def holds(self, cell: Cell) -> Verdict | None:
+        """Makes the first runs of a cell; what they show if it has to wait for another look, else None.
+
+        What fails is kept for `decide`, which is called inside of the cell's own test.
+        """
+        suite = self.suite
+        if suite.settings.side_by_side or suite.obstacle(cell) or self.postponed(cell):
+            return None
+        try:
+            self._recall(cell)
+            measurement = suite.measure(cell, suite.plan.runs)
+            verdict = self._judge(cell, measurement)
+        except (LaunchError, ValueError) as error:
+            self._failed[cell.id] = error
+            return None
+        self._note(cell, verdict)
+        if not (verdict.more_runs or verdict.wanted_pairs):
+            return None
+        suite.results.write_verdict(verdict)
+        if suite.budget is not None:
+            suite.budget.reserve(sum(run.wall_s for run in measurement.runs))
+        return verdict
+
+    def postponed(self, cell: Cell) -> str | None:
+        """Why the time budget has no place for this cell, or None; one that has been begun is finished."""
+        budget = self.suite.budget
+        if budget is None or cell.id in self._cells or self.suite.results.runs(cell.id):
+            return None
+        return budget.exceeded_by(cell.id)
+
+    def decide(self, cell: Cell) -> tuple[Measurement, Verdict]:
+        """Measures and judges a cell until there is something to say.
+
+        Raises:
+            LaunchError, ValueError: as of `Suite.measure`.
+        """
+        if error := self._failed.pop(cell.id, None):
+            raise error
+        suite = self.suite
+        self._recall(cell)
+        if suite.settings.side_by_side:
+            return self._side_by_side(cell)
+        measurement = suite.measure(cell, suite.plan.runs)
+        verdict = self._judge(cell, measurement)
+        if (verdict.more_runs or verdict.wanted_pairs) and (shift := self._settled()) is not None:
+            if shift.is_the_build:
+                return measurement, _everywhere(verdict, shift)
+            verdict = self._judge(cell, measurement)
+        while verdict.more_runs or verdict.wanted_pairs:
+            if verdict.more_runs:
+                measurement = suite.measure(cell, len(measurement.runs) + verdict.more_runs)
+            else:
+                measurement, _ = suite.measure_beside(cell, verdict.wanted_pairs)
+            verdict = self._judge(cell, measurement)
+        return measurement, verdict
+
+    def _recall(self, cell: Cell) -> tuple[Baseline | None, Invariants | None]:
+        """What is stored of the cell. Raises ValueError when it is damaged, before anything is measured."""
+        try:
+            return self.suite.recall(cell)
+        except ValueError as error:
+            raise ValueError(f"BASELINE: {error}") from None
+
+    def _judge(self, cell: Cell, measurement: Measurement) -> Verdict:
+        suite, shift = self.suite, self._shift
+        baseline, invariants = self._recall(cell)
+        rule, remarks = suite.rule(cell, baseline)
+        course = Course(
+            runs_a_look=suite.plan.runs,
+            reference=None if suite.settings.reference is None else suite.referenced(cell),
+            shift=0.0 if shift is None or shift.is_the_build else shift.change,
+        )
+        verdict = judge(measurement, baseline, invariants, rule, course)
+        if course.shift:
+            remarks = (*remarks, f"less {math.expm1(course.shift) * 100:+.1f} %, by which the whole suite moved")
+        return msgspec.structs.replace(verdict, notes=(*remarks, *verdict.notes))
+
+    def _side_by_side(self, cell: Cell) -> tuple[Measurement, Verdict]:
+        """Every pair decides, no baseline does."""
+        suite = self.suite
+        baseline, invariants = self._recall(cell)
+        rule, remarks = suite.rule(cell, baseline)
+        wanted = suite.settings.pairs or rule.pairs
+        while wanted:
+            candidate, reference = suite.measure_beside(cell, wanted)
+            verdict = judge_pairs(candidate, reference, baseline, invariants, rule, wanted=suite.settings.pairs)
+            wanted = verdict.wanted_pairs
+        return candidate, msgspec.structs.replace(verdict, notes=(*remarks, *verdict.notes))
+
+    def _note(self, cell: Cell, verdict: Verdict) -> None:
+        """Remembers the first look for the breaker."""
+        self._cells[cell.id] = cell
+        times = [comparison for comparison in verdict.comparisons if comparison.metric == STEP_TIME]
+        baseline, _ = self._recall(cell)
+        if not times or baseline is None or verdict.outcome is Outcome.NOISY:
+            return
+        rule, _ = self.suite.rule(cell, baseline)
+        sd = shrunk_sd(baseline.levels, prior_sd=rule.prior_sd, prior_df=rule.prior_df)
+        change = math.log1p(times[0].change)
+        self._screens.append(Screen(cell_id=cell.id, change=change, suspicious=verdict.suspicious, sd=sd))
+
+    def _settled(self) -> Shift | None:
+        """Asks the breaker, once, when the first suspicious cell is looked at again."""
+        if not self._is_settled:
+            self._is_settled = True
+            shift = tripped(self._screens)
+            if shift is not None and self.suite.settings.reference is not None:
+                shift = msgspec.structs.replace(shift, beside=self._quietest_beside())
+            self._shift = shift
+            if shift is not None:
+                self.suite.results.write_shift(shift)
+        return self._shift
+
+    def _quietest_beside(self) -> float:
+        """What the quietest cells say of the build, beside the reference."""
+        verdicts = []
+        for cell_id in quietest(self._screens):
+            cell = self._cells[cell_id]
+            baseline, invariants = self._recall(cell)
+            rule, _ = self.suite.rule(cell, baseline)
+            candidate, reference = self.suite.measure_beside(cell, rule.pairs)
+            verdicts.append(judge_pairs(candidate, reference, baseline, invariants, rule, wanted=rule.pairs))
+        return math.log1p(confirmed_shift(verdicts))
+
+
+def _everywhere(verdict: Verdict, shift: Shift) -> Verdict:
+    """What is said of a suspicious cell when the whole suite became slower with the build."""
+    comparisons = tuple(
+        msgspec.structs.replace(comparison, outcome=Outcome.REGRESSED) if comparison.metric == STEP_TIME else comparison
+        for comparison in verdict.comparisons
+    )
+    return msgspec.structs.replace(
+        verdict,
+        outcome=most_urgent(comparisons),
+        comparisons=comparisons,
+        reasons=(shift.text,),
+        more_runs=0,
+        wanted_pairs=0,
+    )

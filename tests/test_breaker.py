@@ -1,0 +1,53 @@
+"""Room perf/breaker.py: when cells moved together, and what is said of it."""
+
+import math
+
+import pytest
+from msgspec.structs import replace
+
+from perf.breaker import LEAST_CELLS, Screen, quietest, tripped
+
+
+def screens(*changes, suspicious_above=0.015):
+    return [
+        Screen(cell_id=f"cell {n}", change=math.log1p(change), suspicious=change > suspicious_above, sd=0.001 * (9 - n))
+        for n, change in enumerate(changes)
+    ]
+
+
+def test_cells_that_move_each_on_its_own_do_not_trip_it():
+    assert tripped(screens(0.0, 0.001, -0.002, 0.3)) is None, "one of four is a quarter, not more"
+    assert tripped(screens(0.0, 0.0, 0.0, 0.01, 0.01, 0.01, 0.2, 0.2)) is None
+
+
+def test_more_than_a_quarter_suspicious_trips_it():
+    shift = tripped(screens(0.0, 0.0, 0.0, 0.2, 0.2))
+    assert (shift.num_cells, shift.num_suspicious, shift.change) == (5, 2, 0.0)
+
+
+@pytest.mark.parametrize(("change", "trips"), [(0.0149, False), (0.0152, True), (-0.0147, False), (-0.0152, True)])
+def test_median_that_moved_trips_it_in_either_direction(change, trips):
+    assert (tripped(screens(*(change,) * 5, suspicious_above=1)) is not None) is trips
+
+
+def test_few_cells_are_no_crowd():
+    assert tripped(screens(*(0.2,) * (LEAST_CELLS - 1))) is None
+    assert tripped(screens(*(0.2,) * LEAST_CELLS)) is not None
+
+
+def test_quietest_cells_are_asked():
+    assert quietest(screens(0, 0, 0, 0, 0, 0)) == ["cell 5", "cell 4", "cell 3", "cell 2"]
+
+
+@pytest.mark.parametrize(
+    ("beside", "is_the_build", "says"),
+    [
+        (None, False, "ENVIRONMENT: 4 of 4 cells are suspicious, the median moved +5.0 %; a build that was good"),
+        (0.05, True, "SLOWER EVERYWHERE: 4 of 4 cells are suspicious, the median moved +5.0 %; beside"),
+        (0.0149, False, "ENVIRONMENT: 4 of 4 cells"),
+    ],
+)
+def test_only_a_reference_tells_the_build_from_the_machine(beside, is_the_build, says):
+    shift = replace(tripped(screens(*(0.05,) * 4)), beside=beside)
+    assert shift.is_the_build is is_the_build
+    assert shift.text.startswith(says)

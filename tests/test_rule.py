@@ -1,0 +1,83 @@
+"""Room perf/rule.py: presets, what the sensitive one needs, and exemptions with their reasons."""
+
+import pytest
+
+from perf.rule import PRESETS, Rule, exemptions, rule_for
+from tests.factory import baseline, write_text
+
+CELL = "ddp-tiny-eager-w2-gloo"
+QUIET_SD = 0.002
+
+
+def nights(count, *, step=0.0):
+    return tuple((0.1 * (1 + step), 0.1, 0.1 * (1 - step)) for _ in range(count))
+
+
+def test_presets_are_rules_of_their_own():
+    floors = {
+        name: (rule.floor, rule.pair_floor)
+        for name in PRESETS
+        for rule, _ in [rule_for(CELL, name, None, (), QUIET_SD)]
+    }
+    assert floors == {"default": (0.025, 0.02), "sensitive": (0.01, 0.005), "lenient": (0.04, 0.035)}
+
+
+@pytest.mark.parametrize(
+    ("stored", "prior_sd", "says"),
+    [
+        (baseline(nights=nights(3)), QUIET_SD, None),
+        (baseline(nights=((0.1,) * 9,)), QUIET_SD, "needs 9 runs from 2 nights, the baseline has 9 from 1"),
+        (baseline(nights=nights(2)), QUIET_SD, "needs 9 runs from 2 nights, the baseline has 6 from 2"),
+        (baseline(nights=nights(3)), 0.008, "asks for a tolerance of 1.3 %, above 1 %"),
+        (baseline(nights=nights(3, step=0.02)), QUIET_SD, "above 1 %"),
+    ],
+    ids=["carries it", "one night", "six runs", "unknown noise", "noisy"],
+)
+def test_sensitive_preset_needs_a_baseline_that_carries_it(stored, prior_sd, says):
+    rule, remarks = rule_for(CELL, "sensitive", stored, (), prior_sd)
+    if says is None:
+        assert (rule.floor, remarks) == (0.01, ())
+    else:
+        assert rule.floor == Rule().floor
+        assert remarks[0].startswith("judged by the default preset: ")
+        assert says in remarks[0]
+
+
+OVERRIDE = """
+[[override]]
+cells = "ddp-*-eager-*"
+floor = 0.04
+pairs = 8
+reason = "the host's clock moves it"
+"""
+
+
+def test_override_holds_for_its_cells_and_is_shown_with_its_reason(tmp_path):
+    exempt = exemptions(write_text(tmp_path / "overrides.toml", OVERRIDE))
+    rule, remarks = rule_for(CELL, "default", None, exempt, QUIET_SD)
+    assert (rule.floor, rule.pairs, rule.prior_sd) == (0.04, 8, QUIET_SD)
+    assert remarks == ("override floor 0.04, pairs 8: the host's clock moves it",)
+    rule, remarks = rule_for("fsdp2-tiny-eager-w2-gloo", "default", None, exempt, QUIET_SD)
+    assert (rule.floor, remarks) == (0.025, ())
+    assert exemptions(tmp_path / "none.toml") == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('reason = "the host\'s clock moves it"', "", "override 1: needs a reason"),
+        ('"the host\'s clock moves it"', '" "', "override 1: needs a reason"),
+        ('cells = "ddp-*-eager-*"', "", "needs cells"),
+        ("floor = 0.04\npairs = 8", "", "at least one number of the rule"),
+        ("floor = 0.04", "flor = 0.04", "unknown field `flor`"),
+        ("floor = 0.04", "floor = 0.5", "floor 0.5 <= cap 0.08"),
+        ("floor = 0.04", "floor = -0.1", "floor -0.1"),
+        ("floor = 0.04", 'floor = "4 %"', "Expected `float`"),
+        ("[[override]]", "[override]", r"holds \[\[override\]\] tables"),
+        ("[[override]]", "[[override", "overrides.toml"),
+    ],
+)
+def test_override_that_cannot_be_meant_is_refused_with_its_place(tmp_path, old, new, says):
+    assert OVERRIDE.count(old) == 1
+    with pytest.raises(ValueError, match=says):
+        exemptions(write_text(tmp_path / "overrides.toml", OVERRIDE.replace(old, new)))

@@ -4,7 +4,6 @@ Imports matplotlib and pandas: whoever wants no report should not import this. N
 """
 
 import base64
-import re
 from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from perf.bars import CHARTS
 from perf.cell import Cell, SamplingPlan
 from perf.charts import write_charts
 from perf.connection import ROOT
+from perf.markdown import fence, one_line, printable, without_tags
 from perf.measurement import PEAK_ALLOCATED, STEP_TIME, THROUGHPUT, Measurement, measure
 from perf.outcome import VERDICTS, Outcome
 from perf.published import PublishedTable, published_tables
@@ -86,7 +86,7 @@ def write_report(results: Results) -> list[Path]:
         "folder": shown_folder,
     }
     brief = [_brief(verdict) for verdict in verdicts.values()]
-    plain = markdown_table(_without_tags(verdict) for verdict in brief)
+    plain = markdown_table(without_tags(verdict) for verdict in brief)
     images = {path.name: base64.b64encode(path.read_bytes()).decode() for path in charts}
     rows = [(row[0], row) for row in table_rows(brief)]
     texts = {
@@ -186,15 +186,6 @@ def _brief(verdict: Verdict) -> Verdict:
     return msgspec.structs.replace(verdict, reasons=tuple(tables.short(reason) for reason in verdict.reasons))
 
 
-def _without_tags(verdict: Verdict) -> Verdict:
-    """Markdown passes HTML through, and reasons quote what a run printed."""
-    return msgspec.structs.replace(
-        verdict,
-        reasons=tuple(reason.replace("<", "&lt;") for reason in verdict.reasons),
-        notes=tuple(note.replace("<", "&lt;") for note in verdict.notes),
-    )
-
-
 def _template(name: str) -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
@@ -204,21 +195,14 @@ def _template(name: str) -> jinja2.Template:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["cell"] = lambda text: re.sub(r"\s*\n\s*", " ", text).replace("|", "\\|").replace("<", "&lt;")
-    environment.filters["fence"] = _fence
+    environment.filters["cell"] = one_line
+    environment.filters["fence"] = fence
     return environment.get_template(name)
-
-
-def _fence(text: str) -> str:
-    """A code block that the text cannot close."""
-    longest = max((len(run) for run in re.findall("`+", text)), default=0)
-    ticks = "`" * max(3, longest + 1)
-    return f"{ticks}text\n{text.strip()}\n{ticks}"
 
 
 def _write(path: Path, text: str) -> Path:
     """ASCII, without what a terminal would act upon: error messages may hold anything."""
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
-    text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", "", text)
-    path.write_bytes(text.encode("ascii", "xmlcharrefreplace" if path.suffix == ".html" else "backslashreplace"))
+    path.write_bytes(
+        printable(text).encode("ascii", "xmlcharrefreplace" if path.suffix == ".html" else "backslashreplace")
+    )
     return path

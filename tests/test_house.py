@@ -166,6 +166,8 @@ TESTED_WITH = {
     "bars": "charts",
     "tables": "report",
     "reading": "report",
+    "intervals": "timeline",
+    "trace_events": "timeline",
     "options": "plugin",
     "summary": "plugin",
 }

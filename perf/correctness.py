@@ -1,15 +1,17 @@
 """The first gate: are the numbers of a measurement the model's own? Asked before any speed."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from perf.baseline import Invariants
-from perf.measurement import Measurement
+from perf.measurement import Measurement, RankLedger
 from perf.record import LedgerEntry, RunRecord
 from strategies.spec import ComputeDtype, Mode
 from strategies.value import Value
 
+Ledgers = Mapping[int, tuple[LedgerEntry, ...]]
+"""The collectives of one step by rank."""
 START_LOSS_BAND = 0.3
 """Nats around ln V + hidden * 0.02^2 / 2 in which a freshly initialised model starts."""
 
@@ -60,6 +62,11 @@ def intrinsic_errors(measurement: Measurement) -> list[str]:
     return _said_once(errors, measurement)
 
 
+def by_rank(ledgers: Iterable[RankLedger]) -> Ledgers:
+    """Each rank's ledger, where equal ones are told once."""
+    return {rank: ledger.entries for ledger in ledgers for rank in ledger.ranks}
+
+
 def differences(measurement: Measurement, invariants: Invariants) -> list[str]:
     """Where the measurement departs from the recorded invariants of its cell and recipe."""
     return number_differences(measurement, invariants) + traffic_differences(measurement, invariants)
@@ -90,7 +97,8 @@ def traffic_differences(measurement: Measurement, invariants: Invariants) -> lis
         breaks = max(rank.compile.graph_breaks for rank in run.ranks)
         if breaks > invariants.graph_breaks:
             found.append((run.index, f"mode not in effect: graph breaks {invariants.graph_breaks} -> {breaks}"))
-        found += [(run.index, error) for error in _ledger_differences(run, invariants)]
+        now = {rank.rank: rank.ledger for rank in run.ranks}
+        found += [(run.index, error) for error in ledger_differences(by_rank(invariants.ledger), now)]
     return _said_once(found, measurement)
 
 
@@ -157,9 +165,8 @@ def _loss_differences(losses: list[float], invariants: Invariants, band: Band) -
     return []
 
 
-def _ledger_differences(run: RunRecord, invariants: Invariants) -> list[str]:
-    recorded = {rank: ledger.entries for ledger in invariants.ledger for rank in ledger.ranks}
-    now = {rank.rank: rank.ledger for rank in run.ranks}
+def ledger_differences(recorded: Ledgers, now: Ledgers) -> list[str]:
+    """Where the collectives of ranks differ, in words; bytes that a router decides count over all ranks together."""
     found: list[str] = []
     if (old := _routed_bytes(recorded)) != (new := _routed_bytes(now)):
         found.append(f"bytes that tokens take to their experts and back, all ranks: {old:,} -> {new:,}")
@@ -176,7 +183,7 @@ def _is_routed(entry: LedgerEntry) -> bool:
     return (entry.op, entry.axis) == ("all_to_all", "ep")
 
 
-def _routed_bytes(ranks: Mapping[int, tuple[LedgerEntry, ...]]) -> int:
+def _routed_bytes(ranks: Ledgers) -> int:
     return sum(entry.bytes for entries in ranks.values() for entry in entries if _is_routed(entry))
 
 

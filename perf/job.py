@@ -5,6 +5,13 @@ from perf.fault import Fault
 from strategies.value import Value
 
 ENTRY = "perf.worker:run_rank"
+TRACE_ENTRY = "perf.tracing:trace_rank"
+PLAIN_STEPS = 3
+"""Steps of a profiled run before the profiler starts: they tell what it costs."""
+OPENING_STEPS = 1
+"""Profiled steps that do not count: ranks start the profiler at different times, on devices that have nothing to do."""
+PROFILED_STEPS = 3
+"""Profiled steps that count."""
 
 
 class Job(Value, frozen=True, kw_only=True):
@@ -18,3 +25,14 @@ class Job(Value, frozen=True, kw_only=True):
     fault: Fault | None = None
     proves_imports: bool = False
     """Whether each rank records which code it has imported: in a comparison of builds."""
+
+
+class TraceJob(Value, frozen=True, kw_only=True):
+    """A run that is profiled."""
+
+    job: Job
+    """Of its plan's timed steps the last `OPENING_STEPS` + `PROFILED_STEPS` are profiled."""
+    folder: str
+    """Where each rank leaves its trace: a run's own folder is gone when the run is."""
+    name: str
+    """What the traces' names begin with, such as `candidate`."""

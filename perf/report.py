@@ -49,6 +49,15 @@ class Finding(Value, frozen=True, kw_only=True):
     """What would accept it."""
 
 
+class Why(Value, frozen=True, kw_only=True):
+    """What the profiled runs of a regressed cell say."""
+
+    cell_id: str
+    lines: tuple[str, ...]
+    traces: tuple[tuple[str, str], ...]
+    """Name and place of each, seen from the report."""
+
+
 def write_report(results: Results) -> list[Path]:
     """Writes report.md, report.html, runs.csv and the charts into the folder of a test run; gives their paths.
 
@@ -70,6 +79,7 @@ def write_report(results: Results) -> list[Path]:
         "status": reading.status(verdicts.values()),
         "warnings": reading.warnings(measurements, verdicts.values()),
         "findings": findings(verdicts.values(), shown_folder, set(frame[frame["fault"].notna()]["cell"])),
+        "whys": whys(results, verdicts.values()),
         "orders": reading.orders(frame, manifest.cells, verdicts),
         "charts": [(chart.title, chart.file_name) for chart in CHARTS if folder / chart.file_name in charts],
         "cells": tables.cells_table(frame, manifest.cells, verdicts),
@@ -121,6 +131,20 @@ def findings(verdicts: Iterable[Verdict], run_folder: str, planted: Set[str]) ->
             finding = msgspec.structs.replace(finding, cell_ids=(*found[key].cell_ids, verdict.cell_id))
         found[key] = finding
     return list(found.values())
+
+
+def whys(results: Results, verdicts: Iterable[Verdict]) -> list[Why]:
+    """Of every regressed cell that was profiled. Another outcome may have come later, of runs that were not."""
+    regressed = [verdict.cell_id for verdict in in_order(verdicts) if verdict.outcome is Outcome.REGRESSED]
+    return [
+        Why(
+            cell_id=cell_id,
+            lines=lines,
+            traces=tuple((path.name, path.relative_to(results.folder).as_posix()) for path in results.traces(cell_id)),
+        )
+        for cell_id in regressed
+        if (lines := results.explanation(cell_id))
+    ]
 
 
 def published_rows(published: PublishedTable) -> tables.Table:

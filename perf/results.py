@@ -5,9 +5,11 @@ runs/<cell id>/<index>.json
 reference/<cell id>/<index>.json, of the build beside it in a comparison of builds
 shift.json, where the whole suite moved
 verdicts/<cell id>.json
+evidence/<cell id>/candidate.json, reference.json, <arm>-rank<rank>.json.gz, evidence.txt   of cells that regressed
 """
 
 import contextlib
+import shutil
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,12 +18,14 @@ from typing import ClassVar
 from perf import jsonfile
 from perf.breaker import Shift
 from perf.cell import Cell, SamplingPlan
+from perf.evidence import Evidence
 from perf.measurement import Measurement, measure
 from perf.record import Environment, RunRecord
 from perf.verdict import Verdict
 from strategies.value import Value
 
 MANIFEST, SHIFT, REFERENCE = "manifest.json", "shift.json", "reference"
+EXPLANATION = "evidence.txt"
 
 
 class Manifest(Value, frozen=True, kw_only=True):
@@ -72,6 +76,8 @@ def gather(parts: Sequence["Results"], into: Path) -> "Results":
             for run in runs:
                 measured[cell.id] = part.folder
                 gathered.write_run(run)
+            if runs and (evidence := part.evidence_folder(cell.id)).is_dir():
+                shutil.copytree(evidence, gathered.evidence_folder(cell.id))
         for verdict in part.verdicts():
             if measured.get(verdict.cell_id, part.folder) == part.folder:
                 gathered.write_verdict(verdict)
@@ -161,6 +167,33 @@ class Results:
 
     def verdicts(self) -> list[Verdict]:
         return [jsonfile.read(path, Verdict) for path in sorted((self.folder / "verdicts").glob("*.json"))]
+
+    def evidence_folder(self, cell_id: str) -> Path:
+        """Of a cell's profiled runs: their records, their traces, and what they say."""
+        return self.folder / "evidence" / cell_id
+
+    def write_evidence(self, name: str, evidence: Evidence) -> None:
+        """Keeps the record of one arm, `candidate` or `reference`."""
+        jsonfile.write(self.evidence_folder(evidence.cell.id) / f"{name}.json", evidence)
+
+    def evidence(self, cell_id: str, name: str) -> Evidence | None:
+        """The record of one arm; None when there is none. Raises ValueError when it is damaged."""
+        path = self.evidence_folder(cell_id) / f"{name}.json"
+        return jsonfile.read(path, Evidence) if path.is_file() else None
+
+    def write_explanation(self, cell_id: str, lines: Sequence[str]) -> None:
+        path = self.evidence_folder(cell_id) / EXPLANATION
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+    def explanation(self, cell_id: str) -> tuple[str, ...]:
+        """Why the cell is slow, in lines; empty when nothing was profiled."""
+        path = self.evidence_folder(cell_id) / EXPLANATION
+        return tuple(path.read_text(encoding="utf-8").splitlines()) if path.is_file() else ()
+
+    def traces(self, cell_id: str) -> list[Path]:
+        """The cell's traces, one for each arm and rank."""
+        return sorted(self.evidence_folder(cell_id).glob("*.json.gz"))
 
     def measurements(self) -> list[Measurement]:
         """Of every cell with at least one run, in the manifest's order."""

@@ -34,6 +34,7 @@ from strategies.captured import CapturedStep
 from strategies.registry import build, device_of
 from strategies.sharded import BuildConfig, Sharded, train_step
 from strategies.spec import STEPS_BEFORE_CAPTURE, Mode
+from strategies.value import Value
 
 
 def run_rank(payload: dict[str, Any], context: RankContext) -> None:
@@ -108,21 +109,12 @@ class Run:
             for step in steps
         ]
 
-    def _steps(self, sharded: Sharded, batches: list[list[Batch]]) -> RankRecord:
+    def _steps(self, sharded: Sharded, batches: list[list[Batch]]) -> Value:
+        """The steps of the run, and its record."""
         plan, compile_probe = self._job.plan, CompileProbe()
         losses: list[Tensor] = []
-        warm_clock = StepClock(self._device)
-        warm_clock.mark()
-        start_norm = self._first_step(sharded, batches[0], losses, warm_clock)
-        self._mark()
         issue_probe, ledger = IssueProbe(self._device), Ledger(sharded.mesh, sharded.averaged)
-        for step in range(1, plan.warmup_steps):
-            if step == STEPS_BEFORE_CAPTURE and self._job.cell.mode is Mode.CUDAGRAPH:
-                self._capture(sharded, batches[step], ledger)
-            # Not the last one: the step before the timed ones must be like them.
-            with issue_probe if step == plan.warmup_steps - 2 else nullcontext():
-                self._one_step(step, sharded, batches[step], losses, warm_clock)
-        warmup_times_s = warm_clock.intervals_s()
+        start_norm, warmup_times_s = self._warm_up(sharded, batches, losses, issue_probe, ledger)
         extra_work = ExtraWork(self._device, self._planted.extra_s(warmup_times_s[-1]))
         compile_probe.warm()
         self._mark()
@@ -161,6 +153,32 @@ class Run:
             replays=self._captured.num_replays if self._captured else 0,
             issue_time_s=issue_probe.time_s,
         )
+
+    def _warm_up(
+        self,
+        sharded: Sharded,
+        batches: list[list[Batch]],
+        losses: list[Tensor],
+        issue_probe: IssueProbe,
+        ledger: Ledger,
+    ) -> tuple[Tensor, tuple[float, ...]]:
+        """The steps that are not timed, with the capture where the mode has one.
+
+        Returns:
+            The gradient norm of the first step, and the seconds that each took.
+        """
+        num_steps = self._job.plan.warmup_steps
+        clock = StepClock(self._device)
+        clock.mark()
+        start_norm = self._first_step(sharded, batches[0], losses, clock)
+        self._mark()
+        for step in range(1, num_steps):
+            if step == STEPS_BEFORE_CAPTURE and self._job.cell.mode is Mode.CUDAGRAPH:
+                self._capture(sharded, batches[step], ledger)
+            # Not the last one: the step before the timed ones must be like them.
+            with issue_probe if step == num_steps - 2 else nullcontext():
+                self._one_step(step, sharded, batches[step], losses, clock)
+        return start_norm, clock.intervals_s()
 
     def _first_step(self, sharded: Sharded, batch: list[Batch], losses: list[Tensor], clock: StepClock) -> Tensor:
         """The first step, with the global gradient norm that it starts from."""

@@ -1,9 +1,14 @@
-"""What would become a cell's baseline: a pure proposal from a measurement and what is stored, or a refusal."""
+"""What would become a cell's baseline: a pure proposal from a measurement and what is stored, or a refusal.
 
-from perf.baseline import Baseline, BaselineRun, Invariants, Night, Origin
+And what would become a machine's recorded ceilings, from a preflight.
+"""
+
+from perf.baseline import Baseline, BaselineRun, Invariants, Night, Origin, RecordedCeilings
 from perf.correctness import differences, intrinsic_errors
 from perf.measurement import PEAK_ALLOCATED, PEAK_RESERVED, PEAK_RESIDENT, Measurement, disturbances, gaps, ledgers
 from perf.outcome import Outcome
+from perf.preflight import Preflight, compare, invalid, shortfall
+from perf.rates import KINDS
 from perf.record import RunRecord
 from perf.rule import Rule
 from perf.verdict import judge
@@ -125,6 +130,63 @@ def invariants_of(measurement: Measurement, origin: Origin) -> Invariants:
         losses=tuple(loss for loss in run.losses if loss is not None),
         ledger=ledgers(run),
         graph_breaks=max(rank.compile.graph_breaks for rank in run.ranks),
+    )
+
+
+class CeilingProposal(Value, frozen=True, kw_only=True):
+    """What to store of a node. `record` None: nothing; `refusal` says why, None where nothing has changed."""
+
+    record: RecordedCeilings | None = None
+    refusal: str | None = None
+    summary: str = ""
+
+
+def propose_ceilings(
+    preflight: Preflight, run_id: str, *, recorded: RecordedCeilings | None, consent: Consent
+) -> CeilingProposal:
+    """The next recorded ceilings of a machine, as a whole.
+
+    While every rate is within its tolerance of the record, the record stays, so that it cannot creep. A record with any
+    lower rate needs `accept_regression`. Those of a node at fault, or with a rate missing, are never stored, nor those
+    of a CPU, which nothing is held to.
+    """
+    if not preflight.machine.is_gpu:
+        return CeilingProposal(summary="none are recorded of a CPU, whose cores are shared")
+    if faults := [*preflight.faults, *invalid(preflight)]:
+        return CeilingProposal(refusal=faults[0])
+    assert preflight.ceilings is not None
+    record = _recorded(preflight, run_id, consent.reason)
+    if recorded is None:
+        return CeilingProposal(record=record, summary="first ceilings")
+    reasons = compare(preflight, recorded)
+    risen = any(shortfall(kind, recorded.ceilings, preflight.ceilings, tolerance=kind.tolerance) for kind in KINDS)
+    if not reasons and not risen:
+        return CeilingProposal(summary="within tolerance of the record")
+    if not consent.accept_regression:
+        lower = [shortfall(kind, preflight.ceilings, recorded.ceilings, tolerance=0.0) for kind in KINDS]
+        if told := reasons or [reason for reason in lower if reason]:
+            return CeilingProposal(refusal=f"{told[0]}; if meant: --accept-regression --reason ...")
+    return CeilingProposal(record=record, summary=f"new ceilings: {consent.reason or 'higher'}")
+
+
+def _recorded(preflight: Preflight, run_id: str, reason: str | None) -> RecordedCeilings:
+    assert preflight.ceilings is not None
+    assert preflight.software is not None
+    return RecordedCeilings(
+        machine=preflight.machine,
+        driver=preflight.driver,
+        ceilings=preflight.ceilings,
+        origin=Origin(
+            run_id=run_id,
+            date=preflight.measured_at[:10],
+            commit=preflight.commit,
+            dirty=preflight.dirty,
+            host=preflight.host,
+            cpu=preflight.cpu,
+            software=preflight.software,
+            variables=preflight.variables,
+            reason=reason,
+        ),
     )
 
 

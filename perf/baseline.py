@@ -1,4 +1,5 @@
-"""Baselines: measured values of a cell on a machine, and its invariants on any machine; one JSON file each.
+"""Baselines: measured values of a cell on a machine, its invariants on any machine, and the ceilings of a machine; one
+JSON file each.
 
 Files hold measurements, never thresholds. They are read here and written by `tools.approve` alone (local
 provisional ones, outside of `baselines/`, by the plugin on request).
@@ -16,10 +17,11 @@ from perf import jsonfile, stats
 from perf.cell import Cell, Recipe
 from perf.hardware import Machine
 from perf.measurement import RankLedger
+from perf.rates import KINDS, Ceilings
 from perf.record import Software
 from strategies.value import Value
 
-INVARIANTS = "invariants"
+INVARIANTS, CEILINGS = "invariants", "ceilings"
 LEAST_NIGHTS, LEAST_RUNS = 3, 9
 """Fewer than this is a provisional baseline."""
 LEAST_CELLS_FOR_PRIOR = 3
@@ -127,7 +129,18 @@ class Invariants(Sealed, frozen=True, kw_only=True):
     """Of the rank that has most."""
 
 
-Stored = TypeVar("Stored", Baseline, Invariants)
+class RecordedCeilings(Sealed, frozen=True, kw_only=True):
+    """What a machine has reached, for later ones of its key to be held to."""
+
+    SCHEMA_VERSION: ClassVar[int] = 1
+    schema_version: int = 1
+    machine: Machine
+    origin: Origin
+    driver: str | None
+    ceilings: Ceilings
+
+
+Stored = TypeVar("Stored", Baseline, Invariants, RecordedCeilings)
 
 
 class Store:
@@ -146,6 +159,10 @@ class Store:
     def load_invariants(self, cell: Cell) -> Invariants | None:
         """The cell's invariants, or None. Raises ValueError when the file is damaged."""
         return self._find(INVARIANTS, cell.id, Invariants)
+
+    def load_ceilings(self, machine: Machine) -> RecordedCeilings | None:
+        """What machines of exactly this key have reached, or None. Raises ValueError when the file is damaged."""
+        return self._find(CEILINGS, machine.key, RecordedCeilings)
 
     def ids(self, machine: Machine) -> set[str]:
         """Cells that have a baseline on this machine."""
@@ -166,9 +183,9 @@ class Store:
                 spreads.append(stats.robust_sd(baseline.levels))
         return statistics.median(spreads) if len(spreads) >= LEAST_CELLS_FOR_PRIOR else default
 
-    def _find(self, folder: str, cell_id: str, kind: type[Stored]) -> Stored | None:
+    def _find(self, folder: str, name: str, kind: type[Stored]) -> Stored | None:
         for root in self._roots:
-            path = root / folder / f"{cell_id}.json"
+            path = root / folder / f"{name}.json"
             if path.exists():
                 return read(path, kind)
         return None
@@ -183,10 +200,13 @@ def read(path: Path, kind: type[Stored]) -> Stored:
             f"{path}: checksum {record.checksum!r} does not fit the content; merged or edited by hand? "
             "restore it from git or record it again with tools.approve"
         )
-    if record.cell_id != path.stem:
-        raise ValueError(f"{path}: holds the record of {record.cell_id}")
+    name = _place(record)[1]
+    if name != path.stem:
+        raise ValueError(f"{path}: holds the record of {name}")
     if isinstance(record, Baseline):
         _check_values(record, path)
+    elif isinstance(record, RecordedCeilings):
+        _check_ceilings(record, path)
     return record
 
 
@@ -196,12 +216,23 @@ def digest(data: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(bare, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def write(root: Path, record: Baseline | Invariants) -> Path:
+def write(root: Path, record: Baseline | Invariants | RecordedCeilings) -> Path:
     """Stores a record under `root`, sealed, replacing the file as a whole."""
-    folder = INVARIANTS if isinstance(record, Invariants) else record.machine.key
-    path = root / folder / f"{record.cell_id}.json"
+    folder, name = _place(record)
+    path = root / folder / f"{name}.json"
     jsonfile.write(path, record.sealed())
     return path
+
+
+def _place(record: Baseline | Invariants | RecordedCeilings) -> tuple[str, str]:
+    """Folder, and name of the file without its suffix."""
+    match record:
+        case Invariants():
+            return INVARIANTS, record.cell_id
+        case RecordedCeilings():
+            return CEILINGS, record.machine.key
+        case Baseline():
+            return record.machine.key, record.cell_id
 
 
 def _check_values(baseline: Baseline, path: Path) -> None:
@@ -217,3 +248,10 @@ def _check_values(baseline: Baseline, path: Path) -> None:
                 f"{path}: {bad[0] if bad else 'no step times'} cannot be a measured value; "
                 "record the cell again with tools.approve"
             )
+
+
+def _check_ceilings(recorded: RecordedCeilings, path: Path) -> None:
+    for kind in KINDS:
+        rate = recorded.ceilings.rate(kind.name)
+        if rate is not None and not rate.is_measured:
+            raise ValueError(f"{path}: {kind.name} of {rate.median} cannot be a measured value; record it again")

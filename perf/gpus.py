@@ -41,7 +41,7 @@ class Gpu(Value, frozen=True, kw_only=True):
 
 
 class GpuUse(Value, frozen=True, kw_only=True):
-    """One GPU over one run, sampled twice a second."""
+    """One GPU over one run, sampled twice a second or, in a preflight, ten times."""
 
     uuid: str
     sm_clock_mhz: tuple[int, int] | None
@@ -63,7 +63,7 @@ class GpuUse(Value, frozen=True, kw_only=True):
 
 def visible_gpus(visible: str | None) -> tuple[Gpu, ...]:
     """The GPUs that a CUDA_VISIBLE_DEVICES value names (None: not set, all of them); () without a driver."""
-    if not _is_open():
+    if not is_open():
         return ()
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
@@ -95,18 +95,23 @@ def select_gpus(gpus: list[Gpu], visible: str | None, slices: list[Gpu] | None =
 
 
 class GpuWatch:
-    """Samples the GPUs of a run from a thread of this process, from before its ranks start until they are gone."""
+    """Samples the GPUs of a run from a thread of this process, from before its ranks start until they are gone.
 
-    def __init__(self, gpus: tuple[Gpu, ...]) -> None:
+    Args:
+        every_s: seconds between samples; None: `SAMPLE_S`, which is too seldom for what lasts a second.
+    """
+
+    def __init__(self, gpus: tuple[Gpu, ...], every_s: float | None = None) -> None:
         self._gpus = gpus
+        self._every_s = SAMPLE_S if every_s is None else every_s
         self._samples: dict[str, list[dict[str, Any]]] = {gpu.uuid: [] for gpu in gpus}
         self._foreign: dict[str, tuple[int, ...] | None] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
-        if self._gpus and _is_open():
-            self._foreign = {gpu.uuid: _processes(gpu.uuid) for gpu in self._gpus}
+        if self._gpus and is_open():
+            self._foreign = {gpu.uuid: processes(gpu.uuid) for gpu in self._gpus}
             self._thread = threading.Thread(target=self._watch, daemon=True)
             self._thread.start()
         return self
@@ -117,14 +122,14 @@ class GpuWatch:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
-            _tell(pynvml.nvmlShutdown)
+            tell(pynvml.nvmlShutdown)
 
     def uses(self) -> tuple[GpuUse, ...]:
         """What was seen, one for each GPU; call it after the run."""
         return tuple(_use(gpu.uuid, self._samples[gpu.uuid], self._foreign.get(gpu.uuid)) for gpu in self._gpus)
 
     def _watch(self) -> None:
-        while not self._stop.wait(SAMPLE_S):
+        while not self._stop.wait(self._every_s):
             for gpu in self._gpus:
                 self._samples[gpu.uuid].append(_sample(gpu.uuid))
 
@@ -134,15 +139,15 @@ def settle(gpus: tuple[Gpu, ...], within_s: float = 20.0) -> None:
 
     What is still held after `within_s` belongs to somebody else, and the run's own record of the GPUs will say so.
     """
-    if not gpus or not _is_open():
+    if not gpus or not is_open():
         return
     deadline = time.monotonic() + within_s
-    while any(_processes(gpu.uuid) for gpu in gpus) and time.monotonic() < deadline:
+    while any(processes(gpu.uuid) for gpu in gpus) and time.monotonic() < deadline:
         time.sleep(0.2)
-    _tell(pynvml.nvmlShutdown)
+    tell(pynvml.nvmlShutdown)
 
 
-def _is_open() -> bool:
+def is_open() -> bool:
     """Opens the library; whether there is a driver behind it."""
     try:
         pynvml.nvmlInit()
@@ -174,30 +179,32 @@ def _use(uuid: str, samples: list[dict[str, Any]], foreign_pids: tuple[int, ...]
 
 
 def _sample(uuid: str) -> dict[str, Any]:
-    handle = _tell(lambda: pynvml.nvmlDeviceGetHandleByUUID(uuid))
-    memory = _tell(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
-    power_mw = _tell(lambda: pynvml.nvmlDeviceGetPowerUsage(handle))
+    handle = tell(lambda: pynvml.nvmlDeviceGetHandleByUUID(uuid))
+    memory = tell(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
+    power_mw = tell(lambda: pynvml.nvmlDeviceGetPowerUsage(handle))
     return {
-        "sm_clock_mhz": _tell(lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
-        "memory_clock_mhz": _tell(lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM)),
-        "temperature_c": _tell(lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
+        "sm_clock_mhz": tell(lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
+        "memory_clock_mhz": tell(lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM)),
+        "temperature_c": tell(lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
         "power_w": None if power_mw is None else round(power_mw / 1000),
-        "reasons": _tell(lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)),
+        "reasons": tell(lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)),
         "used_bytes": None if memory is None else memory.used,
         "total_bytes": None if memory is None else memory.total,
     }
 
 
-def _processes(uuid: str) -> tuple[int, ...] | None:
+def processes(uuid: str) -> tuple[int, ...] | None:
+    """Ids of the processes that compute on a GPU. Only while the library is open."""
+
     def ask() -> tuple[int, ...]:
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         return tuple(process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
 
-    return _tell(ask)
+    return tell(ask)
 
 
 def _gpu(handle: Any, *, is_mig: bool = False) -> Gpu:
-    power_limit_mw = _tell(lambda: pynvml.nvmlDeviceGetPowerManagementLimit(handle))
+    power_limit_mw = tell(lambda: pynvml.nvmlDeviceGetPowerManagementLimit(handle))
     return Gpu(
         name=pynvml.nvmlDeviceGetName(handle),
         uuid=pynvml.nvmlDeviceGetUUID(handle),
@@ -209,17 +216,17 @@ def _gpu(handle: Any, *, is_mig: bool = False) -> Gpu:
 
 
 def _num_nvlinks(handle: Any) -> int | None:
-    states = [_tell(partial(pynvml.nvmlDeviceGetNvLinkState, handle, link)) for link in range(MAX_NVLINKS)]
+    states = [tell(partial(pynvml.nvmlDeviceGetNvLinkState, handle, link)) for link in range(MAX_NVLINKS)]
     return None if all(state is None for state in states) else sum(state == 1 for state in states)
 
 
 def _mig_slices(handle: Any) -> list[Any]:
-    count = _tell(lambda: pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0
-    slices = [_tell(partial(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)) for index in range(count)]
+    count = tell(lambda: pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0
+    slices = [tell(partial(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)) for index in range(count)]
     return [part for part in slices if part is not None]
 
 
-def _tell(ask: Callable[[], T]) -> T | None:
+def tell(ask: Callable[[], T]) -> T | None:
     """The driver's answer, or None where it, or an older library in front of it, has none."""
     try:
         return ask()

@@ -59,15 +59,12 @@ class Node(Value, frozen=True, kw_only=True):
         """The machine that a cell is measured on: the GPUs it uses, or this CPU."""
         if cell.device_kind == "cpu" or not self.gpus:
             return Machine(device=self.cpu, count=self.cpu_cores)
-        used = self.gpus_for(cell)
-        names = sorted({gpu.name for gpu in used})
-        return Machine(
-            device=names[0] if len(names) == 1 else f"mixed {' '.join(names)}",
-            count=cell.world_size,
-            memory_gib=min(gpu.memory_gib for gpu in used),
-            power_limit_w=min((gpu.power_limit_w for gpu in used if gpu.power_limit_w is not None), default=None),
-            link=_link(used),
-        )
+        return _machine(self.gpus_for(cell), cell.world_size)
+
+    @property
+    def machine(self) -> Machine:
+        """All of it: every GPU, or this CPU where there is none."""
+        return _machine(self.gpus, len(self.gpus)) if self.gpus else Machine(device=self.cpu, count=self.cpu_cores)
 
     def lacks(self, cell: Cell) -> str | None:
         """Why this node cannot run the cell, with the arithmetic, or None when it can."""
@@ -112,6 +109,17 @@ def missing_compiler() -> str | None:
 def link_variables(link: LinkProfile) -> dict[str, str]:
     """Environment variables that make a rank use a link profile."""
     return {"NCCL_P2P_DISABLE": "1"} if link is LinkProfile.NO_P2P else {}
+
+
+def _machine(used: tuple[Gpu, ...], count: int) -> Machine:
+    names = sorted({gpu.name for gpu in used})
+    return Machine(
+        device=names[0] if len(names) == 1 else f"mixed {' '.join(names)}",
+        count=count,
+        memory_gib=min(gpu.memory_gib for gpu in used),
+        power_limit_w=min((gpu.power_limit_w for gpu in used if gpu.power_limit_w is not None), default=None),
+        link=_link(used),
+    )
 
 
 def _link(gpus: tuple[Gpu, ...]) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from perf.cell import Cell
+from perf.hardware import Node
 from strategies.layout import default_workload
 from strategies.rules import refusal
 from strategies.spec import AXES, LinkProfile, Mode, Options, StrategyName
@@ -33,6 +34,15 @@ def cells_of(matrix: str) -> tuple[Cell, ...]:
             return smoke() + node()
         case path:
             return from_file(Path(path))
+
+
+def obstacle(cell: Cell, node: Node, matrix: str) -> str | None:
+    """Why a cell of this matrix cannot run on this node, or None: refused by arithmetic, or by what the node lacks."""
+    if reason := refusal(cell.layout):
+        return reason
+    if matrix == "auto" and cell.link is LinkProfile.GLOO and node.gpus:
+        return f"gloo cells are for machines without GPUs, sees {len(node.gpus)}; the matrix smoke runs them"
+    return node.lacks(cell)
 
 
 def smoke() -> tuple[Cell, ...]:

@@ -6,6 +6,7 @@ reference/<cell id>/<index>.json, of the build beside it in a comparison of buil
 shift.json, where the whole suite moved
 verdicts/<cell id>.json
 evidence/<cell id>/candidate.json, reference.json, <arm>-rank<rank>.json.gz, evidence.txt   of cells that regressed
+preflight.json, of the node before the first cell
 """
 
 import contextlib
@@ -20,12 +21,14 @@ from perf.breaker import Shift
 from perf.cell import Cell, SamplingPlan
 from perf.evidence import Evidence
 from perf.measurement import Measurement, measure
+from perf.preflight import Preflight
 from perf.record import Environment, RunRecord
 from perf.verdict import Verdict
 from strategies.value import Value
 
 MANIFEST, SHIFT, REFERENCE = "manifest.json", "shift.json", "reference"
 EXPLANATION = "evidence.txt"
+PREFLIGHT = "preflight.json"
 
 
 class Manifest(Value, frozen=True, kw_only=True):
@@ -126,6 +129,15 @@ class Results:
 
     def write_manifest(self, manifest: Manifest) -> None:
         jsonfile.write(self.folder / MANIFEST, manifest)
+
+    def write_preflight(self, preflight: Preflight) -> Path:
+        jsonfile.write(self.folder / PREFLIGHT, preflight)
+        return self.folder / PREFLIGHT
+
+    def preflight(self) -> Preflight | None:
+        """Of the node, or None where none was made. Raises ValueError when it is damaged."""
+        path = self.folder / PREFLIGHT
+        return jsonfile.read(path, Preflight) if path.exists() else None
 
     def write_run(self, run: RunRecord) -> None:
         jsonfile.write(self.folder / "runs" / run.cell.id / f"{run.index}.json", run)

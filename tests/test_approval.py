@@ -3,12 +3,13 @@
 import pytest
 from msgspec.structs import replace
 
-from perf.approval import Consent, propose, unfit
+from perf.approval import Consent, propose, propose_ceilings, unfit
 from perf.baseline import Baseline, Invariants
 from perf.fault import Fault, FaultKind
 from perf.measurement import Measurement
 from perf.record import LedgerEntry
 from perf.rule import Rule
+from tests import nodes
 from tests.factory import SOFTWARE, baseline, change_ranks, environment, invariants, measurement
 
 RUN = "2026-11-29T02-00-00"
@@ -122,3 +123,71 @@ def test_planted_fault_can_never_become_a_baseline():
 def test_consent_to_worse_values_needs_words(flag, reason):
     with pytest.raises(ValueError, match="needs a --reason"):
         Consent(reason=reason, **{flag: True})
+
+
+MEANT = Consent(reason="new cooling", accept_regression=True)
+
+
+def ask_of_node(preflight, *, old=None, consent: Consent = NOBODY):
+    return propose_ceilings(preflight, RUN, recorded=old, consent=consent)
+
+
+def gemm(tflop_per_s: float, **others: object):
+    rates = {"gemm_flop_per_s": nodes.rate(tflop_per_s * 1e12, 1)} | others
+    return nodes.preflight(ceilings=nodes.ceilings(**rates))
+
+
+def test_first_preflight_becomes_the_machines_ceilings():
+    proposal = ask_of_node(nodes.preflight())
+    assert proposal.refusal is None
+    assert proposal.record.ceilings == nodes.ceilings()
+    assert (proposal.record.machine, proposal.record.driver) == (nodes.H200S, "580.10")
+    assert (proposal.record.origin.run_id, proposal.record.origin.date) == (RUN, "2026-11-29")
+    assert proposal.record.sealed().is_whole()
+
+
+@pytest.mark.parametrize("tflop_per_s", [793, 754, 834])
+def test_ceilings_within_tolerance_stay_as_recorded_so_that_they_cannot_creep(tflop_per_s):
+    for consent in (NOBODY, WITH_REASON, MEANT):
+        proposal = ask_of_node(gemm(tflop_per_s), old=nodes.recorded(), consent=consent)
+        assert (proposal.record, proposal.refusal) == (None, None)
+
+
+def test_lower_ceiling_needs_consent_and_keeps_its_reason():
+    for consent in (NOBODY, WITH_REASON):
+        proposal = ask_of_node(gemm(640), old=nodes.recorded(), consent=consent)
+        assert proposal.record is None
+        assert proposal.refusal.startswith("GEMM 640 TFLOP/s is 80.7 % of the recorded 793")
+        assert proposal.refusal.endswith("if meant: --accept-regression --reason ...")
+    lowered = ask_of_node(gemm(640), old=nodes.recorded(), consent=MEANT).record
+    assert lowered.ceilings.gemm_flop_per_s.median == 640e12
+    assert lowered.origin.reason == "new cooling"
+
+
+def test_higher_ceiling_is_taken_unless_another_one_is_lower_by_anything():
+    assert ask_of_node(gemm(900), old=nodes.recorded()).record.ceilings.gemm_flop_per_s.median == 900e12
+    mixed = gemm(900, p2p_bytes_per_s=nodes.rate(379e9))
+    refused = ask_of_node(mixed, old=nodes.recorded())
+    assert refused.record is None
+    assert refused.refusal.startswith("p2p of 256 MiB 379 GB/s is 99.7 % of the recorded 380")
+    assert ask_of_node(mixed, old=nodes.recorded(), consent=MEANT).record is not None
+
+
+def test_ceilings_of_an_ill_node_or_with_one_missing_are_never_stored():
+    ill = nodes.preflight(gpus=(nodes.gpu_health(foreign_pids=(4711,)), nodes.gpu_health(1)))
+    missing = nodes.preflight(ceilings=nodes.ceilings(p2p_bytes_per_s=nodes.rate(None)))
+    nothing = nodes.preflight(ceilings=None, failure="OOM")
+    for preflight, says in (
+        (ill, "4711"),
+        (missing, "p2p of 256 MiB: not measured"),
+        (nothing, "nothing was measured"),
+    ):
+        proposal = ask_of_node(preflight, consent=MEANT)
+        assert proposal.record is None
+        assert says in proposal.refusal
+
+
+def test_ceilings_of_a_cpu_are_held_to_nothing_so_none_are_stored():
+    proposal = ask_of_node(nodes.cpu_preflight(), consent=MEANT)
+    assert (proposal.record, proposal.refusal) == (None, None)
+    assert "whose cores are shared" in proposal.summary

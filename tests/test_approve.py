@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from perf.baseline import Baseline, Invariants, read
+from perf import jsonfile
+from perf.baseline import Baseline, Invariants, RecordedCeilings, read
 from perf.cell import Cell
 from perf.connection import ROOT
 from perf.record import RunRecord
 from perf.results import Manifest, Results
 from strategies.spec import StrategyName
+from tests import nodes
 from tests.factory import CPU, PLAN, cell, change_ranks, run_record
 from tools.approve import main
 
@@ -158,3 +160,63 @@ def test_kill_in_the_middle_leaves_whole_files(root, tmp_path):
         process.wait()
         for path in root.rglob("*.json"):
             read(path, Invariants if path.parent.name == "invariants" else Baseline)
+
+
+CEILINGS = f"ceilings/{nodes.H200S.key}.json"
+
+
+def with_preflight(night: Path, preflight=None) -> Path:
+    Results(night).write_preflight(preflight or nodes.preflight())
+    return night
+
+
+def test_ceilings_of_a_test_runs_node_are_stored_beside_its_cells(root, one_night, capsys):
+    assert approve(root, with_preflight(one_night)) == 0
+    assert read(root / CEILINGS, RecordedCeilings).ceilings == nodes.ceilings()
+    out = capsys.readouterr().out
+    assert f"  stored     ceilings of {nodes.H200S.key}: first ceilings: GEMM 793 TFLOP/s, launch rate 251 k/s" in out
+    before = files(root)
+    assert approve(root, one_night) == 0
+    assert files(root) == before
+    assert f"  unchanged  ceilings of {nodes.H200S.key}: within tolerance" in capsys.readouterr().out
+
+
+def test_ceilings_are_no_part_of_invariants_only(root, one_night):
+    assert approve(root, with_preflight(one_night), "--invariants-only") == 0
+    assert set(files(root)) == {f"invariants/{DDP.id}.json"}
+
+
+def test_preflight_of_the_doctor_is_stored_alone_and_a_lower_one_only_with_consent(root, tmp_path, capsys):
+    first, worse = tmp_path / "first.json", tmp_path / "worse.json"
+    jsonfile.write(first, nodes.preflight())
+    jsonfile.write(worse, nodes.preflight(ceilings=nodes.ceilings(gemm_flop_per_s=nodes.rate(640e12, 1))))
+    assert approve(root, "--ceilings", first) == 0
+    assert set(files(root)) == {CEILINGS}
+    before = files(root)
+    assert approve(root, "--ceilings", worse) == 1
+    assert files(root) == before
+    assert "refused    ceilings of" in capsys.readouterr().out
+    assert approve(root, "--ceilings", worse, "--accept-regression") == 2
+    assert files(root) == before
+    assert approve(root, "--ceilings", worse, "--accept-regression", "--reason", "capped rack") == 0
+    assert "GEMM 793 TFLOP/s -> 640 TFLOP/s" in capsys.readouterr().out
+    stored = read(root / CEILINGS, RecordedCeilings)
+    assert (stored.origin.reason, stored.origin.run_id) == ("capped rack", "2026-11-29T02:00:00+00:00")
+
+
+def test_damaged_preflight_and_damaged_ceilings_are_named(root, one_night, capsys):
+    assert approve(root, with_preflight(one_night)) == 0
+    whole = (root / CEILINGS).read_text()
+    (root / CEILINGS).write_text(whole.replace("793", "794", 1))
+    assert approve(root, one_night) == 2
+    assert f"{CEILINGS}: checksum" in capsys.readouterr().err
+    (root / CEILINGS).write_text(whole)
+    (one_night / "preflight.json").write_text("{}")
+    assert approve(root, one_night) == 2
+    assert "preflight.json" in capsys.readouterr().err
+
+
+def test_nothing_named_is_a_usage_error(root, capsys):
+    with pytest.raises(SystemExit):
+        approve(root)
+    assert "--ceilings PREFLIGHT.json" in capsys.readouterr().err

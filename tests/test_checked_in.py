@@ -1,6 +1,6 @@
 """The files under baselines/: whole, of cells that exist, and recorded with today's recipes."""
 
-from perf.baseline import INVARIANTS, Baseline, Invariants, read
+from perf.baseline import CEILINGS, INVARIANTS, Baseline, Invariants, RecordedCeilings, read
 from perf.matrix import cells_of
 from perf.suite import BASELINES
 from tests.factory import PLAN
@@ -8,7 +8,7 @@ from tests.factory import PLAN
 
 def test_checked_in_baselines_are_whole_and_of_known_cells():
     known = {of.id: of for of in cells_of("auto")}
-    paths = [path for path in BASELINES.rglob("*.json") if path.parent.name != "published"]
+    paths = [path for path in BASELINES.rglob("*.json") if path.parent.name not in ("published", CEILINGS)]
     assert paths
     for path in paths:
         kind = Invariants if path.parent.name == INVARIANTS else Baseline
@@ -17,6 +17,11 @@ def test_checked_in_baselines_are_whole_and_of_known_cells():
         assert not stored.recipe.differences(known[stored.cell_id].recipe(PLAN)), (
             f"{path}: recorded with another recipe"
         )
+
+
+def test_checked_in_ceilings_are_whole_and_of_gpus():
+    for path in (BASELINES / CEILINGS).glob("*.json"):
+        assert read(path, RecordedCeilings).machine.is_gpu, f"{path}: a CPU is held to no ceilings"
 
 
 def test_every_smoke_cell_has_invariants():

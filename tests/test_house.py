@@ -13,7 +13,7 @@ from perf.connection import ROOT
 FLOORS = {"strategies": 0, "perf": 1, "tools": 2}
 SOURCES = sorted(path for floor in FLOORS for path in (ROOT / floor).rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
-TORCH_ROOMS = {"perf.worker", "perf.comms", "perf.probes", "perf.tracing"}
+TORCH_ROOMS = {"perf.worker", "perf.comms", "perf.probes", "perf.tracing", "perf.ceilings"}
 """Modules of perf that run in the ranks."""
 MAX_MODULE_LINES, MAX_FUNCTION_LINES = 300, 60
 BANNED_NAMES = {"utils", "common", "helpers", "misc"}

@@ -10,8 +10,11 @@ import pytest
 from perf import matrix
 from perf.cell import Cell
 from perf.connection import ROOT, python_path
+from perf.gpus import Gpu
+from perf.hardware import Node
 from strategies.rules import refusal
-from strategies.spec import ZERO_BUBBLE, Mode, StrategyName
+from strategies.spec import ZERO_BUBBLE, LinkProfile, Mode, StrategyName
+from tests.factory import cell
 
 WHOLE = {"strategy": '"ddp"', "size": '"tiny"', "mode": '"eager"', "world_size": "2", "link": '"gloo"'}
 
@@ -175,3 +178,16 @@ def test_unknown_matrix_says_what_is_known(name, tmp_path, monkeypatch):
         ValueError, match=re.escape(f"no matrix {name!r}; known: auto, smoke, node, or the path of a TOML")
     ):
         matrix.cells_of(name)
+
+
+def test_obstacle_is_the_refusal_then_what_the_node_lacks():
+    gpus = tuple(Gpu(name="NVIDIA H200", uuid=f"GPU-{n}", memory_gib=140, power_limit_w=700) for n in range(2))
+    bare, pair = (Node(cpu="Test CPU", cpu_cores=2, gpus=some) for some in ((), gpus))
+    on_gpus, on_cpu = cell(link=LinkProfile.NATIVE), cell()
+    uncut = cell(StrategyName.TP, world_size=3, link=LinkProfile.NATIVE)
+    assert matrix.obstacle(on_gpus, pair, "node") is None
+    assert matrix.obstacle(on_gpus, bare, "node") == "needs 2 GPUs, sees 0"
+    assert matrix.obstacle(uncut, bare, "node") == refusal(uncut.layout)
+    assert matrix.obstacle(on_cpu, bare, "auto") is None
+    assert matrix.obstacle(on_cpu, pair, "smoke") is None
+    assert matrix.obstacle(on_cpu, pair, "auto").startswith("gloo cells are for machines without GPUs, sees 2;")

@@ -13,6 +13,7 @@ from perf.results import Manifest, Results, new_run_id
 from perf.rule import Rule
 from perf.verdict import judge
 from strategies.spec import Mode, StrategyName
+from tests import nodes
 from tests.factory import PLAN, baseline, cell, environment, invariants, measurement, run_record, write_text
 
 CELLS = (cell(StrategyName.FSDP2), cell(), cell(mode=Mode.COMPILE))
@@ -131,3 +132,13 @@ def test_test_runs_of_the_same_second_get_folders_of_their_own(tmp_path, monkeyp
         folder.mkdir()
         names.append(folder.name)
     assert names == ["2026-11-29T14-03-22", "2026-11-29T14-03-22-2", "2026-11-29T14-03-22-3"]
+
+
+def test_preflight_lies_beside_the_runs_and_is_none_where_none_was_made(results):
+    assert results.preflight() is None
+    path = results.write_preflight(nodes.preflight())
+    assert path == results.folder / "preflight.json"
+    assert results.preflight() == nodes.preflight()
+    path.write_text(path.read_text()[:-20])
+    with pytest.raises(ValueError, match=r"preflight\.json"):
+        results.preflight()

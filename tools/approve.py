@@ -2,7 +2,8 @@
 
 The only writer of baselines/.
 
-Writes exactly the cells that ran and were valid, prints old -> new for each, and leaves all others as they are.
+Writes exactly the cells that ran and were valid, prints old -> new for each, and leaves all others as they are. So it
+does with the ceilings of the node, where a test run has a preflight or `--ceilings` names one of `tools.doctor`.
 """
 
 import argparse
@@ -14,9 +15,12 @@ import numpy as np
 from filelock import FileLock
 
 from perf import baseline as baselines
-from perf.approval import Consent, Proposal, propose
-from perf.baseline import Baseline, Invariants, Store
+from perf import jsonfile
+from perf.approval import Consent, Proposal, propose, propose_ceilings
+from perf.baseline import Baseline, Invariants, RecordedCeilings, Store
 from perf.measurement import PEAK_ALLOCATED, STEP_TIME, Measurement
+from perf.preflight import Preflight
+from perf.rates import KINDS
 from perf.render import percent, quantity
 from perf.results import Results
 from perf.rule import Rule
@@ -25,7 +29,10 @@ from perf.suite import BASELINES, LOCAL_BASELINES
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit code 0: every cell that ran is stored; 1: some were refused; 2: nothing could be read or written."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if not options.runs and not options.ceilings:
+        parser.error("name a test run, results/RUN, or a preflight, --ceilings PREFLIGHT.json")
     root = options.baselines or (LOCAL_BASELINES if options.local else BASELINES)
     try:
         consent = Consent(
@@ -39,6 +46,10 @@ def main(arguments: list[str] | None = None) -> int:
         root.mkdir(parents=True, exist_ok=True)
         with FileLock(root / ".approve.lock"):
             refused = [_approve(results, root, consent, options.invariants_only) for results in folders]
+            for path in options.ceilings:
+                print(f"{path}:")
+                preflight = jsonfile.read(path, Preflight)
+                refused.append(_approve_ceilings(preflight, preflight.measured_at, root, consent))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -67,7 +78,35 @@ def _approve(results: Results, root: Path, consent: Consent, invariants_only: bo
         changed = _store(root, proposal, old, old_invariants, invariants_only)
         what = "invariants" if invariants_only else f"{proposal.summary}{_values(measurement, old)}"
         print(f"  {'stored' if changed else 'unchanged':<10} {cell.id}: {what}")
+    preflight = None if invariants_only else results.preflight()
+    if preflight is not None and _approve_ceilings(preflight, manifest.run_id, root, consent):
+        refused = True
     return refused
+
+
+def _approve_ceilings(preflight: Preflight, run_id: str, root: Path, consent: Consent) -> bool:
+    """Stores the ceilings of a node; True when they were refused."""
+    name, old = f"ceilings of {preflight.machine.key}", Store(root).load_ceilings(preflight.machine)
+    proposal = propose_ceilings(preflight, run_id, recorded=old, consent=consent)
+    if proposal.refusal:
+        print(f"  refused    {name}: {proposal.refusal}")
+        return True
+    if proposal.record is not None:
+        baselines.write(root, proposal.record)
+    what = proposal.summary + ("" if proposal.record is None else f": {_rates(proposal.record, old)}")
+    print(f"  {'unchanged' if proposal.record is None else 'stored':<10} {name}: {what}")
+    return False
+
+
+def _rates(new: RecordedCeilings, old: RecordedCeilings | None) -> str:
+    """`GEMM 793 TFLOP/s -> 640 TFLOP/s, ...`."""
+    parts = []
+    for kind in KINDS:
+        rate, before = new.ceilings.rate(kind.name), old.ceilings.rate(kind.name) if old else None
+        if rate is not None and rate.median is not None:
+            was = f"{kind.text(before.median)} -> " if before is not None and before.median is not None else ""
+            parts.append(f"{kind.titled(new.ceilings.protocol)} {was}{kind.text(rate.median)}")
+    return ", ".join(parts)
 
 
 def _store(
@@ -102,7 +141,15 @@ def _values(measurement: Measurement, old: Baseline | None) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.approve", description="Make measured runs the baselines.")
-    parser.add_argument("runs", nargs="+", type=Path, metavar="results/RUN", help="folders of test runs")
+    parser.add_argument("runs", nargs="*", type=Path, metavar="results/RUN", help="folders of test runs")
+    parser.add_argument(
+        "--ceilings",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="PREFLIGHT.json",
+        help="store the ceilings that tools.doctor measured",
+    )
     parser.add_argument("--reason", help="why the values changed; starts a new series and is kept in it")
     parser.add_argument("--accept-regression", action="store_true", help="store worse values too (needs --reason)")
     parser.add_argument(

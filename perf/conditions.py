@@ -1,12 +1,14 @@
-"""The tables of a report on the conditions of the runs: the mode in effect, the memory and the state of the GPUs."""
+"""The tables of a report on the conditions of the runs: mode in effect, memory and state of the GPUs, decay."""
 
+import statistics
 from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
 from perf.cell import Cell
+from perf.decay import decay
 from perf.measurement import PEAK_RESERVED, STEP_TIME, Measurement
-from perf.render import quantity
+from perf.render import percent, quantity
 from perf.tables import ABSENT, Table, spread_text
 
 
@@ -86,6 +88,27 @@ def state_table(measurements: Iterable[Measurement]) -> Table:
             )
         )
     header = ("cell", "SM clock", "memory clock", "hottest", "most power", "at the power limit", "throttled", "others")
+    return Table(header=header, rows=tuple(rows))
+
+
+def decay_table(measurements: Iterable[Measurement]) -> Table:
+    """Cells with a run that is long enough: its last third against its first; no rows where every run is short."""
+    rows = []
+    for measurement in measurements:
+        found = [one for run in measurement.runs if (one := decay(run)) is not None]
+        if found:
+            rows.append(
+                (
+                    measurement.cell.id,
+                    _range([one.num_steps for one in found]),
+                    quantity(statistics.median(one.first_s for one in found), STEP_TIME),
+                    quantity(statistics.median(one.last_s for one in found), STEP_TIME),
+                    ", ".join(percent(one.change) for one in found),
+                    ", ".join(f"{one.bound * 100:.1f} %" for one in found),
+                    f"{sum(one.slower for one in found)} of {len(found)} runs",
+                )
+            )
+    header = ("cell", "timed steps", "first third", "last third", "change, each run", "bound, each run", "slower")
     return Table(header=header, rows=tuple(rows))
 
 

@@ -88,6 +88,7 @@ def write_report(results: Results) -> list[Path]:
         "memory": conditions.memory_table(frame, manifest.cells),
         "modes": conditions.mode_table(measurements),
         "states": conditions.state_table(measurements),
+        "decay": conditions.decay_table(measurements),
         "time": tables.time_table(frame, manifest.cells),
         "settings": tables.settings_table(manifest.cells),
         "published": [(table, published_rows(table)) for table in _published(measurements)],

@@ -35,7 +35,8 @@ endif
 	python3 -c 'import sys; sys.exit(sys.version_info < (3, 11) and "python3 is %d.%d, needs 3.11 or newer" % sys.version_info[:2])'
 	python3 -m venv .venv
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	.venv/bin/python -m pip install --quiet --constraint constraints.txt --no-deps apache-otava || echo 'no change points in histories: apache-otava is not to be had'
 	touch .venv/installed
 
 clean:
-	rm -rf .venv .shardmark results
+	rm -rf .venv .shardmark results history

@@ -1,4 +1,6 @@
-"""The report of one test run, from its folder alone: Markdown, one self-contained HTML page, charts, the runs as CSV.
+"""The report of one test run, from its folder: Markdown, one self-contained HTML page, charts, the runs as CSV.
+
+Of the folders beside it, it shows the history of its cells, and nothing else depends on them.
 
 Imports matplotlib and pandas: whoever wants no report should not import this. Needs no torch.
 """
@@ -17,6 +19,7 @@ from perf.cell import Cell, SamplingPlan
 from perf.charts import write_charts
 from perf.connection import ROOT
 from perf.markdown import fence, one_line, printable, without_tags
+from perf.history_section import write_section
 from perf.measurement import PEAK_ALLOCATED, STEP_TIME, THROUGHPUT, Measurement, measure
 from perf.outcome import VERDICTS, Outcome
 from perf.published import PublishedTable, published_tables
@@ -61,7 +64,7 @@ class Why(Value, frozen=True, kw_only=True):
 def write_report(results: Results) -> list[Path]:
     """Writes report.md, report.html, runs.csv and the charts into the folder of a test run; gives their paths.
 
-    Equal records give equal bytes. A chart for which no run has a value is not written.
+    Equal records and neighbours give equal bytes. A chart for which no run has a value is not written.
 
     Raises:
         ValueError: the folder is no test run, or one of its files is damaged.
@@ -72,6 +75,7 @@ def write_report(results: Results) -> list[Path]:
     frame = tables.runs_frame(measurements)
     verdicts = _verdicts(results, manifest.cells, frame)
     charts = write_charts(measurements, folder)
+    histories = write_section(results, measurements, verdicts)
     shown_folder = _shown(folder.resolve())
     page = {
         "manifest": manifest,
@@ -89,6 +93,7 @@ def write_report(results: Results) -> list[Path]:
         "modes": conditions.mode_table(measurements),
         "states": conditions.state_table(measurements),
         "decay": conditions.decay_table(measurements),
+        "histories": histories,
         "time": tables.time_table(frame, manifest.cells),
         "settings": tables.settings_table(manifest.cells),
         "published": [(table, published_rows(table)) for table in _published(measurements)],
@@ -98,14 +103,15 @@ def write_report(results: Results) -> list[Path]:
     }
     brief = [_brief(verdict) for verdict in verdicts.values()]
     plain = markdown_table(without_tags(verdict) for verdict in brief)
-    images = {path.name: base64.b64encode(path.read_bytes()).decode() for path in charts}
+    drawn = [*charts, *(folder / one.file_name for one in histories)]
+    images = {path.relative_to(folder).as_posix(): base64.b64encode(path.read_bytes()).decode() for path in drawn}
     rows = [(row[0], row) for row in table_rows(brief)]
     texts = {
         "report.md": _template("report.md.j2").render(page, verdict_table=plain),
         "report.html": _template("report.html.j2").render(page, header=TABLE_HEADER, rows=rows, images=images),
         "runs.csv": frame.to_csv(index=False, lineterminator="\n"),
     }
-    return [_write(folder / name, text) for name, text in texts.items()] + charts
+    return [_write(folder / name, text) for name, text in texts.items()] + drawn
 
 
 def findings(verdicts: Iterable[Verdict], run_folder: str, planted: Set[str]) -> list[Finding]:

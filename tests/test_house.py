@@ -98,7 +98,7 @@ def test_pytest_side_imports_without_torch():
         for name in MODULES
         if name.startswith(("perf", "tools", "strategies.spec")) and name not in TORCH_ROOMS | {"perf.test_cells"}
     )
-    assert {"perf.plugin", "perf.suite", "perf.report", "tools.approve", "tools.report"} <= set(names)
+    assert {"perf.plugin", "perf.suite", "perf.report", "tools.approve", "tools.history", "tools.report"} <= set(names)
     code = "import sys; sys.modules['torch'] = None; import importlib\n" + "\n".join(
         f"importlib.import_module({name!r})" for name in names
     )
@@ -164,6 +164,7 @@ TESTED_WITH = {
     "connection": "launch",
     "server": "launch",
     "bars": "charts",
+    "history_pages": "history_charts",
     "tables": "report",
     "reading": "report",
     "intervals": "timeline",

@@ -3,21 +3,24 @@
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from perf.cell import Cell, SamplingPlan
 from perf.environment import Source, environment
+from perf.evidence import Evidence, collect
 from perf.fault import Fault
 from perf.gpus import GpuWatch, settle
 from perf.hardware import Node, link_variables
-from perf.job import ENTRY, Job
+from perf.job import ENTRY, OPENING_STEPS, PLAIN_STEPS, PROFILED_STEPS, Job
 from perf.launch import Launcher
 from perf.provenance import Imported
 from perf.record import RankRecord, RunRecord, Software
 from perf.reference import Build
 
+NUM_TRACED_STEPS = PLAIN_STEPS + OPENING_STEPS + PROFILED_STEPS
 Watch = Callable[[str, int], Callable[[dict[str, Any]], None]]
 """Name of a run and its number of steps -> a listener for its events."""
 
@@ -113,6 +116,20 @@ class Arm:
             gpus=gpu_watch.uses(),
             teardown_hang=teardown_hang,
             fault=self.fault,
+        )
+
+    def profile(self, cell: Cell, plan: SamplingPlan, watch: Watch, folder: Path) -> Evidence:
+        """One profiled run; its traces are left in `folder`. Raises LaunchError or ValueError when it gives none."""
+        return collect(
+            self.launcher,
+            cell,
+            plan,
+            self.variables(cell),
+            folder,
+            self.name,
+            fault=self.fault,
+            deadline_s=self._deadline_s,
+            on_event=watch(f"profiling the {self.name}", cell.plan(plan).warmup_steps + NUM_TRACED_STEPS),
         )
 
     def close(self) -> None:

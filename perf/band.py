@@ -2,14 +2,15 @@
 
 import math
 
-import msgspec
 import numpy as np
 
 from perf import stats
 from perf.baseline import Baseline, Store
 from perf.hardware import Machine
 from perf.measurement import PEAK_ALLOCATED, PEAK_RESERVED, STEP_TIME, THROUGHPUT, Metric
-from perf.verdict import CPU_PRIOR_SD, Comparison, Outcome, Rule
+from perf.outcome import Outcome
+from perf.rule import Rule, prior_sd
+from perf.verdict import Comparison
 from strategies.value import Value
 
 
@@ -55,9 +56,7 @@ def judged_band(comparison: Comparison, rule: Rule) -> Band | None:
 
 def rule_of(store: Store, machine: Machine) -> Rule:
     """The numbers of the decision on a machine, with its typical noise as the prior."""
-    rule = Rule()
-    default = rule.prior_sd if machine.is_gpu else CPU_PRIOR_SD
-    return msgspec.structs.replace(rule, prior_sd=store.prior_sd(machine, default))
+    return Rule(prior_sd=prior_sd(store, machine))
 
 
 def _of_time(old_s: float, tolerance: float, rule: Rule, *, noisy: bool) -> Band:

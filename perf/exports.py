@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 from perf import jsonfile
 from perf.measurement import PEAK_ALLOCATED, STEP_TIME, THROUGHPUT, Measurement, Metric
+from perf.outcome import Outcome
 from perf.record import Environment
 from perf.results import Manifest, Results
-from perf.verdict import Outcome, Verdict
+from perf.verdict import Verdict
 from strategies.value import Value
 
 WITH_VALUES = frozenset(

@@ -12,9 +12,9 @@ from perf.bars import run_value
 from perf.cell import Cell, Recipe
 from perf.hardware import Machine
 from perf.measurement import METRICS, Measurement, Metric, measure
+from perf.outcome import Outcome
 from perf.record import RunRecord
 from perf.results import Manifest, Results
-from perf.verdict import Outcome
 from strategies.value import Value
 
 COMMIT = "commit"

@@ -10,7 +10,8 @@ from perf.history_charts import draw
 from perf.history_pages import Page, pages, told
 from perf.measurement import STEP_TIME, Measurement
 from perf.results import Results
-from perf.verdict import Rule, Verdict
+from perf.rule import Rule
+from perf.verdict import Verdict
 from strategies.value import Value
 
 LEAST_TEST_RUNS = 3

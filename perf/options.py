@@ -57,6 +57,7 @@ def add_options(parser: pytest.Parser) -> None:
         help="compare every cell side by side with this build, in pairs, without baselines: a git ref, a folder with "
         "strategies/, or a python interpreter",
     )
+    add("--perf-candidate", metavar="REF", help="with --perf-ab: compare this build, instead of this checkout")
     add(
         "--perf-ab-env",
         action="append",
@@ -68,6 +69,7 @@ def add_options(parser: pytest.Parser) -> None:
         "--perf-reference", metavar="REF", help="a build that was good: suspicious cells are compared with it, in pairs"
     )
     add("--perf-pairs", type=int, metavar="N", help="pairs of a comparison side by side (default: by the cell's noise)")
+    add("--perf-no-evidence", action="store_true", help="do not run regressed cells once more under a profiler")
     add("--perf-time-budget", metavar="TIME", help="such as 2h: cells that would not fit any more are NOT_RUN")
     add("--perf-seed", type=int, metavar="N", help="of the random order of the cells (default: another one each time)")
     add("--perf-soak", type=int, metavar="N", help="one long run of N timed steps for each cell")
@@ -105,8 +107,10 @@ def settings(config: pytest.Config) -> Settings:
         state=option("perf_state"),
         deadline_s=timeout_s,
         preset=preset,
+        evidence=not option("perf_no_evidence"),
         exemptions=exemptions(option("perf_baselines") / OVERRIDES),
         reference=reference,
+        candidate=_candidate(config),
         variables=variables,
         side_by_side=side_by_side,
         pairs=pairs,
@@ -140,9 +144,22 @@ def _reference(config: pytest.Config) -> tuple[Reference | None, tuple[tuple[str
     except ValueError as error:
         raise ValueError(f"{name} {error}") from None
     is_this = reference.folder == str(ROOT) or reference.python == str(Path(sys.executable).absolute())
-    if is_this and not variables:
+    if is_this and not variables and option("perf_candidate") is None:
         raise ValueError(f"{name} {said}: is this very build; nothing would be compared with nothing")
     return reference, tuple(variables)
+
+
+def _candidate(config: pytest.Config) -> Reference | None:
+    """The build to compare, where it is not this checkout."""
+    said = config.getoption("perf_candidate")
+    if said is None:
+        return None
+    if config.getoption("perf_ab") is None:
+        raise ValueError("--perf-candidate goes with --perf-ab: baselines are compared with the build of this checkout")
+    try:
+        return parse(said)
+    except ValueError as error:
+        raise ValueError(f"--perf-candidate {error}") from None
 
 
 def allowed(config: pytest.Config) -> frozenset[Outcome]:

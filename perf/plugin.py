@@ -12,6 +12,7 @@ from rich.console import Console
 
 from perf import options
 from perf.cell import Cell
+from perf.exports import junit_properties
 from perf.failure import LaunchError
 from perf.hardware import this_node
 from perf.matrix import cells_of
@@ -19,7 +20,7 @@ from perf.measurement import Measurement
 from perf.outcome import FAILURES, VERDICTS, Outcome
 from perf.progress import Progress, terminal_console
 from perf.render import line
-from perf.results import Manifest, Results, unused_folder
+from perf.results import Manifest, Results, shown, unused_folder
 from perf.suite import Settings, Suite
 from perf.summary import RECORDED, Summary
 from perf.trials import Trials
@@ -70,11 +71,12 @@ class Bench:
     def conclude(self, verdict: Verdict, measurement: Measurement | None) -> None:
         """Records the verdict and makes it the test's: green, red, or a skip that the exit code remembers."""
         recorded = self._suite.conclude(verdict, measurement)
-        text = line(verdict, run_folder=_short(self._suite.results.folder))
+        text = line(verdict, run_folder=shown(self._suite.results.folder))
         if recorded:
             text += f" | {RECORDED}"
         self._item.user_properties.append(("outcome", verdict.outcome.value))
         self._item.user_properties.append(("verdict", text))
+        self._item.user_properties += junit_properties(verdict, measurement)
         if verdict.outcome in FAILURES:
             pytest.fail(text, pytrace=False)
         if verdict.outcome not in VERDICTS:
@@ -246,8 +248,3 @@ def _worker_id(config: pytest.Config) -> str | None:
     """`gw0`, `gw1`, ... in a worker of xdist, else None."""
     workerinput = getattr(config, "workerinput", None)
     return None if workerinput is None else workerinput["workerid"]
-
-
-def _short(folder: Path) -> str:
-    """The folder as the user would type it."""
-    return str(folder.relative_to(Path.cwd())) if folder.is_relative_to(Path.cwd()) else str(folder)

@@ -18,8 +18,8 @@ from perf.bars import CHARTS
 from perf.cell import Cell, SamplingPlan
 from perf.charts import write_charts
 from perf.connection import ROOT
-from perf.markdown import fence, one_line, printable, without_tags
 from perf.history_section import write_section
+from perf.markdown import fence, one_line, printable, without_tags
 from perf.measurement import PEAK_ALLOCATED, STEP_TIME, THROUGHPUT, Measurement, measure
 from perf.outcome import VERDICTS, Outcome
 from perf.published import PublishedTable, published_tables

@@ -51,6 +51,11 @@ def new_run_id(now: datetime | None = None) -> str:
     return (now or datetime.now(UTC)).strftime("%Y-%m-%dT%H-%M-%S")
 
 
+def shown(folder: Path) -> str:
+    """The folder as a user would type it."""
+    return str(folder.relative_to(Path.cwd())) if folder.is_relative_to(Path.cwd()) else str(folder)
+
+
 def unused_folder(root: Path) -> Path:
     """A folder for a new test run below `root`; two that begin in the same second get two."""
     run_id = new_run_id()

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from perf import stats
-from perf.baseline import Baseline
+from perf.baseline import Baseline, Store
+from perf.hardware import Machine
 from strategies.value import Value
 
 MIB = 2**20
@@ -67,6 +68,11 @@ PRESETS: dict[str, dict[str, int | float]] = {
     "lenient": {"floor": 0.04, "pair_floor": 0.035},
 }
 """Name -> what it changes of the rule."""
+
+
+def prior_sd(store: Store, machine: Machine) -> float:
+    """Between-run sd that a cell of this machine is taken to have before its own runs say otherwise."""
+    return store.prior_sd(machine, Rule().prior_sd if machine.is_gpu else CPU_PRIOR_SD)
 
 
 class Exemption(Value, frozen=True, kw_only=True):

@@ -8,8 +8,9 @@ import msgspec
 from perf import reading, tables
 from perf.exports import FinishedTestRun
 from perf.markdown import fence, one_line, printable, without_tags
+from perf.outcome import VERDICTS, Outcome
 from perf.render import comparison_text, counts, exit_code, in_order, markdown_table
-from perf.verdict import VERDICTS, Outcome, Verdict
+from perf.verdict import Verdict
 
 MOST_BYTES_TOLD = 2**19
 """Of failures in full; half of what GitHub takes leaves room for the tables of a thousand cells."""

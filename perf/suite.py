@@ -15,19 +15,20 @@ from perf.baseline import Baseline, Invariants, Store
 from perf.budget import Budget
 from perf.cell import Cell, SamplingPlan
 from perf.connection import ROOT
+from perf.evidence import Evidence
 from perf.fault import Fault
 from perf.hardware import Machine, Node
 from perf.lease import Lease
+from perf.matrix import obstacle
 from perf.measurement import Measurement, gaps, measure
 from perf.outcome import Outcome
+from perf.preflight import compare, examine, invalid
 from perf.progress import Progress
 from perf.record import RunRecord
 from perf.reference import CANDIDATE, Build, Reference, opened
 from perf.results import Results
-from perf.rule import CPU_PRIOR_SD, Exemption, Rule, rule_for
+from perf.rule import Exemption, Rule, prior_sd, rule_for
 from perf.verdict import Verdict
-from strategies.rules import refusal
-from strategies.spec import LinkProfile
 from strategies.value import Value
 
 BASELINES = ROOT / "baselines"
@@ -49,12 +50,16 @@ class Settings(Value, frozen=True, kw_only=True):
     exemptions: tuple[Exemption, ...] = ()
     reference: Reference | None = None
     """A build to measure beside this one."""
+    candidate: Reference | None = None
+    """The build to measure, in a comparison with the reference; None: this checkout."""
     variables: tuple[tuple[str, str], ...] = ()
-    """Of this build alone, in a comparison with the reference."""
+    """Of the candidate alone, in a comparison with the reference."""
     side_by_side: bool = False
     """Whether every cell is compared with the reference, or only a suspicious one."""
     pairs: int | None = None
     time_budget_s: float | None = None
+    evidence: bool = True
+    """Whether a cell that regressed is run once more under a profiler."""
     keep_provisional: bool = False
     """Record a local provisional baseline for a cell that has none."""
     fault: Fault | None = None
@@ -71,6 +76,8 @@ class Suite:
         self._opened = contextlib.ExitStack()
         self._local_baselines = settings.state / "baselines"
         build = msgspec.structs.replace(CANDIDATE, variables=settings.variables)
+        if settings.candidate is not None:
+            build = self._opened.enter_context(opened(settings.candidate, settings.variables))
         self._candidate = self._arm("candidate", build, commit=settings.commit, fault=settings.fault)
         self._reference: Arm | None = None
         self.results = results
@@ -84,16 +91,10 @@ class Suite:
 
     def obstacle(self, cell: Cell) -> str | None:
         """Why this cell cannot run here: refused by arithmetic, or by what the machine lacks."""
-        if reason := refusal(cell.layout):
-            return reason
         fault = self.settings.fault
         if fault is not None and fault.rank is not None and fault.rank >= cell.world_size:
             return f"the fault is planted on rank {fault.rank}, the cell has ranks 0 to {cell.world_size - 1}"
-        if self.settings.matrix == "auto" and cell.link is LinkProfile.GLOO and self._node.gpus:
-            return (
-                f"gloo cells are for machines without GPUs, sees {len(self._node.gpus)}; --perf-matrix smoke runs them"
-            )
-        return self._node.lacks(cell)
+        return obstacle(cell, self._node, self.settings.matrix)
 
     def machine(self, cell: Cell) -> Machine:
         return self._node.machine_for(cell)
@@ -104,9 +105,8 @@ class Suite:
 
     def rule(self, cell: Cell, baseline: Baseline | None) -> tuple[Rule, tuple[str, ...]]:
         """The numbers of the decision, the typical noise of the cell's machine as the prior, and remarks on them."""
-        machine = self.machine(cell)
-        prior_sd = self.store.prior_sd(machine, Rule().prior_sd if machine.is_gpu else CPU_PRIOR_SD)
-        return rule_for(cell.id, self.settings.preset, baseline, self.settings.exemptions, prior_sd)
+        prior = prior_sd(self.store, self.machine(cell))
+        return rule_for(cell.id, self.settings.preset, baseline, self.settings.exemptions, prior)
 
     def measure(self, cell: Cell, num_runs: int) -> Measurement:
         """At least so many runs of a cell: those that this test run has already, and the rest in fresh process groups.
@@ -147,6 +147,37 @@ class Suite:
         """The finished runs of a cell on the reference build, which is not started for this where there are none."""
         runs = self._finished(self._reference_arm(), cell) if self.results.reference_runs(cell.id) else []
         return measure(cell, msgspec.structs.replace(self.plan, runs=max(1, len(runs))), runs)
+
+    def profile(self, cell: Cell) -> list[Evidence]:
+        """A profiled run of the cell on this build, and on the reference where one was measured; each is kept.
+
+        Raises LaunchError or ValueError when a run gives no record.
+        """
+        folder, found = self.results.evidence_folder(cell.id), []
+        self._progress.begin_cell(cell.id, num_runs=0)
+        try:
+            with Lease(f"profile of {cell.id} of {self.results.folder}", self._progress.wait):
+                for arm in filter(None, (self._candidate, self._reference)):
+                    found.append(arm.profile(cell, self.plan, self._progress.watch, folder))
+                    self.results.write_evidence(arm.name, found[-1])
+        finally:
+            self._progress.end_cell()
+        return found
+
+    def examine(self) -> list[str]:
+        """Why this node is not comparable with what machines of its key have reached; kept as the test run's preflight.
+
+        Raises ValueError when the recorded ceilings are damaged.
+        """
+        with Lease(f"preflight of {self.results.folder}", self._progress.wait):
+            preflight = examine(self._candidate.launcher, self._node, source=self._candidate.source)
+        self.results.write_preflight(preflight)
+        recorded = self.store.load_ceilings(preflight.machine)
+        return [*preflight.faults, *(compare(preflight, recorded) if recorded else invalid(preflight))]
+
+    @property
+    def has_gpus(self) -> bool:
+        return bool(self._node.gpus)
 
     def conclude(self, verdict: Verdict, measurement: Measurement | None) -> bool:
         """Stores the verdict; whether a local provisional baseline was recorded with it."""

@@ -5,16 +5,19 @@ whole suite moved is known by then. xdist's workers know nothing of each other, 
 """
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
 from perf.baseline import Baseline, Invariants
 from perf.breaker import Screen, Shift, quietest, tripped
 from perf.cell import Cell
+from perf.evidence import explain
 from perf.failure import LaunchError
-from perf.measurement import STEP_TIME, Measurement
+from perf.measurement import STEP_TIME, Measurement, ledgers
 from perf.outcome import Outcome
 from perf.pairs import confirmed_shift, judge_pairs
+from perf.results import shown
 from perf.stats import shrunk_sd
 from perf.suite import Suite
 from perf.verdict import Course, Verdict, judge, most_urgent
@@ -29,6 +32,7 @@ class Trials:
         self._cells: dict[str, Cell] = {}
         self._failed: dict[str, LaunchError | ValueError] = {}
         self._shift: Shift | None = None
+        self._unfit: list[str] | None = None
         self._is_settled = False
 
     def holds(self, cell: Cell) -> Verdict | None:
@@ -62,17 +66,22 @@ class Trials:
         return budget.exceeded_by(cell.id)
 
     def decide(self, cell: Cell) -> tuple[Measurement, Verdict]:
-        """Measures and judges a cell until there is something to say.
+        """Measures and judges a cell until there is something to say, and asks a cell that regressed why.
 
         Raises:
             LaunchError, ValueError: as of `Suite.measure`.
         """
         if error := self._failed.pop(cell.id, None):
             raise error
-        suite = self.suite
         self._recall(cell)
-        if suite.settings.side_by_side:
-            return self._side_by_side(cell)
+        measurement, verdict = self._side_by_side(cell) if self.suite.settings.side_by_side else self._in_stages(cell)
+        if verdict.outcome is Outcome.REGRESSED and self.suite.settings.evidence:
+            verdict = msgspec.structs.replace(verdict, notes=(*verdict.notes, self._why(cell, measurement)))
+        return measurement, verdict
+
+    def _in_stages(self, cell: Cell) -> tuple[Measurement, Verdict]:
+        """By the cell's baseline, in as many looks as it takes."""
+        suite = self.suite
         measurement = suite.measure(cell, suite.plan.runs)
         verdict = self._judge(cell, measurement)
         if (verdict.more_runs or verdict.wanted_pairs) and (shift := self._settled()) is not None:
@@ -104,9 +113,36 @@ class Trials:
             shift=0.0 if shift is None or shift.is_the_build else shift.change,
         )
         verdict = judge(measurement, baseline, invariants, rule, course)
+        if unfit := self._unfit_for(cell):
+            verdict = _incomparable(verdict, unfit)
         if course.shift:
             remarks = (*remarks, f"less {math.expm1(course.shift) * 100:+.1f} %, by which the whole suite moved")
         return msgspec.structs.replace(verdict, notes=(*remarks, *verdict.notes))
+
+    def _unfit_for(self, cell: Cell) -> list[str]:
+        """Why this node is not comparable with others of its kind, asked once, before its GPUs are measured."""
+        if cell.device_kind == "cpu" or not self.suite.has_gpus:
+            return []
+        if self._unfit is None:
+            self._unfit = self.suite.examine()
+        return self._unfit
+
+    def _why(self, cell: Cell, measurement: Measurement) -> str:
+        """What profiled runs say of the regression: kept whole, its first line given. They change no verdict."""
+        results = self.suite.results
+        try:
+            candidate, *others = self.suite.profile(cell)
+        except (LaunchError, ValueError) as error:
+            return f"no evidence: the profiled run failed: {str(error).splitlines()[0]}"
+        reference = others[0] if others else None
+        _, invariants = self._recall(cell)
+        then = invariants.ledger if invariants is not None else None
+        if reference is not None:
+            then = ledgers(self.suite.referenced(cell).runs[-1])
+        folder = shown(results.evidence_folder(cell.id))
+        lines = explain(candidate, reference, ledgers(measurement.runs[-1]), then, folder=folder)
+        results.write_explanation(cell.id, lines)
+        return f"why: {lines[0]}; more in {folder}"
 
     def _side_by_side(self, cell: Cell) -> tuple[Measurement, Verdict]:
         """Every pair decides, no baseline does."""
@@ -156,17 +192,26 @@ class Trials:
         return math.log1p(confirmed_shift(verdicts))
 
 
+def _incomparable(verdict: Verdict, reasons: Sequence[str]) -> Verdict:
+    """What is said of a cell on a node that is slower than its kind: of its times, nothing."""
+    if not verdict.comparisons:
+        return verdict
+    return msgspec.structs.replace(
+        _with_time(verdict, Outcome.ENVIRONMENT), reasons=tuple(f"not comparable: {reason}" for reason in reasons)
+    )
+
+
 def _everywhere(verdict: Verdict, shift: Shift) -> Verdict:
     """What is said of a suspicious cell when the whole suite became slower with the build."""
+    return msgspec.structs.replace(_with_time(verdict, Outcome.REGRESSED), reasons=(shift.text,))
+
+
+def _with_time(verdict: Verdict, outcome: Outcome) -> Verdict:
+    """The verdict with another outcome of its step time, decided."""
     comparisons = tuple(
-        msgspec.structs.replace(comparison, outcome=Outcome.REGRESSED) if comparison.metric == STEP_TIME else comparison
+        msgspec.structs.replace(comparison, outcome=outcome) if comparison.metric == STEP_TIME else comparison
         for comparison in verdict.comparisons
     )
     return msgspec.structs.replace(
-        verdict,
-        outcome=most_urgent(comparisons),
-        comparisons=comparisons,
-        reasons=(shift.text,),
-        more_runs=0,
-        wanted_pairs=0,
+        verdict, outcome=most_urgent(comparisons), comparisons=comparisons, more_runs=0, wanted_pairs=0
     )

@@ -1,8 +1,10 @@
 """A finished test run in which cells end in every way, for the tests of exports."""
 
 from perf.exports import FinishedTestRun
+from perf.outcome import Outcome
 from perf.results import Manifest, Results
-from perf.verdict import Outcome, Rule, Verdict, judge
+from perf.rule import Rule
+from perf.verdict import Verdict, judge
 from strategies.spec import LinkProfile, Mode, StrategyName
 from tests import factory
 

@@ -8,9 +8,10 @@ import msgspec
 from perf.fault import Fault
 from perf.history import Point, Series
 from perf.measurement import STEP_TIME, Metric
+from perf.outcome import Outcome
 from perf.record import RunRecord
 from perf.results import Manifest, Results
-from perf.verdict import Outcome, Verdict
+from perf.verdict import Verdict
 from tests import factory
 
 FIRST = datetime(2026, 9, 1, 2, 0, tzinfo=UTC)

@@ -58,7 +58,7 @@ class SuiteRuns:
         self.matrix = self.root / "cells.toml"
         self.matrix.write_text(MATRIX)
 
-    def run(self, *options: str, plan: tuple[str, ...] = PLAN, cache: bool = True) -> Outcomes:
+    def run(self, *options: str, plan: tuple[str, ...] = PLAN, cache: bool = True, evidence: bool = False) -> Outcomes:
         """`pytest perf` with these options; results are those of the test run that it made, if any."""
         before = set(self._folders())
         result = self._pytester.runpytest_subprocess(
@@ -70,6 +70,7 @@ class SuiteRuns:
             f"--perf-baselines={self.baselines}",
             f"--perf-state={self.state}",
             *(("-o", f"cache_dir={self.root / 'cache'}") if cache else ("-p", "no:cacheprovider")),
+            *(() if evidence else ("--perf-no-evidence",)),
             *plan,
             *options,
             timeout=300,

@@ -6,7 +6,9 @@ import pytest
 from perf.band import band, judged_band, rule_of
 from perf.baseline import Store, write
 from perf.measurement import PEAK_ALLOCATED, PEAK_RESERVED, PEAK_RESIDENT, STEP_TIME, THROUGHPUT
-from perf.verdict import CPU_PRIOR_SD, Outcome, Rule, judge
+from perf.outcome import Outcome
+from perf.rule import CPU_PRIOR_SD, Rule
+from perf.verdict import judge
 from strategies.spec import LinkProfile
 from tests import factory
 

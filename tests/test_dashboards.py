@@ -9,8 +9,8 @@ import pytest
 
 from perf.dashboards import OTAVA_CONFIG, hud_json, otava_files
 from perf.exports import read_test_run
+from perf.outcome import Outcome
 from perf.results import Results
-from perf.verdict import Outcome
 from strategies.spec import StrategyName
 from tests import factory
 from tests.finished_runs import GIB, ON_GPUS, PASSES, PEAKS, TIMES_S, finished, on_gpus, write_test_run

@@ -13,11 +13,12 @@ from perf.evidence import Evidence, RankTrace, collect, explain
 from perf.job import ENTRY, Job
 from perf.kernel_names import MOST_CHARACTERS, short_name
 from perf.measurement import RankLedger, ledgers
+from perf.outcome import Outcome
 from perf.record import LedgerEntry, RankRecord
 from perf.report import write_report
 from perf.results import Manifest, Results, gather
 from perf.timeline import OpTime, StepSplit
-from perf.verdict import Outcome, Verdict
+from perf.verdict import Verdict
 from tests import factory
 from tests.tracing_ranks import PRODUCTS, SENT
 

@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from perf.connection import ROOT
+from perf.outcome import Outcome
 from perf.results import Results
-from perf.verdict import Outcome, Verdict
+from perf.verdict import Verdict
 from tests import factory
 from tests.finished_runs import ON_GPUS, PASSES, WITH_RUNS, WITHOUT_RUNS, manifest, write_test_run
 from tools.export import FORMATS, OTAVA, TEXTS, main

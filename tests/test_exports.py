@@ -15,8 +15,9 @@ from perf.dashboards import OTAVA_CONFIG, hud_json, otava_files
 from perf.exports import action_json, bencher_json, benchmark_json, junit_properties, read_test_run
 from perf.fault import Fault
 from perf.measurement import measure
+from perf.outcome import Outcome
 from perf.results import Results
-from perf.verdict import Outcome, Verdict
+from perf.verdict import Verdict
 from tests import factory
 from tests.finished_runs import (
     GIB,

@@ -13,9 +13,9 @@ from perf.band import band, rule_of
 from perf.baseline import Store
 from perf.history import gather
 from perf.measurement import PEAK_ALLOCATED, PEAK_RESIDENT, STEP_TIME, THROUGHPUT
+from perf.outcome import Outcome
 from perf.results import Results
 from perf.results import gather as gather_results
-from perf.verdict import Outcome
 from strategies.spec import LinkProfile, Mode
 from tests import factory
 from tests.history_runs import keep

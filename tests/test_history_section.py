@@ -5,7 +5,8 @@ import pytest
 from perf.history_section import LEAST_TEST_RUNS, MOST_TEST_RUNS
 from perf.report import write_report
 from perf.results import Results
-from perf.verdict import Rule, judge
+from perf.rule import Rule
+from perf.verdict import judge
 from strategies.spec import Mode
 from tests import factory
 from tests.history_runs import keep

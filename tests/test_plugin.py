@@ -39,6 +39,7 @@ def test_collection_names_every_cell_and_writes_nothing(suite_runs):
         ("--perf-ab=no_such_ref", "--perf-ab no_such_ref: no Python interpreter"),
         (f"--perf-ab={ROOT}", "is this very build; nothing would be compared with nothing"),
         ("--perf-ab-env=NAME", "--perf-ab-env NAME: write NAME=VALUE"),
+        ("--perf-candidate=HEAD", "--perf-candidate goes with --perf-ab"),
         ("--perf-pairs=0", "--perf-pairs 0: must be at least 1"),
         ("--perf-time-budget=soon", "time budget 'soon': write 2h"),
         ("--perf-timeout=0", "must be more than 0 seconds"),

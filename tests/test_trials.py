@@ -1,5 +1,6 @@
 """Room perf/trials.py: cells that are looked at again, the breaker, and comparisons side by side, in real runs."""
 
+import re
 import shutil
 import sys
 
@@ -59,7 +60,8 @@ def test_comparison_side_by_side_interleaves_two_builds_and_proves_it(recorded, 
     end_of_docstring = body.index('"""', body.index('"""') + 3) + 3
     slow = body[:end_of_docstring] + "\n    import time\n\n    time.sleep(0.1)" + body[end_of_docstring:]
     sharded.write_text(text.replace(body, slow), encoding="utf-8")
-    outcomes = recorded.run("-k", "ddp", f"--perf-ab={tmp_path / 'slow'}", "--perf-pairs=2")
+    builds = (f"--perf-ab={tmp_path / 'slow'}", f"--perf-candidate={ROOT}")
+    outcomes = recorded.run("-k", "ddp", *builds, "--perf-pairs=2")
     assert outcomes.by_cell == {DDP: Outcome.IMPROVED}, outcomes.text
     assert "override cap 0.9, pair_floor 0.5: shown to whoever reads it" in outcomes.text
     assert "2 pairs side by side" in outcomes.text
@@ -72,10 +74,19 @@ def test_comparison_side_by_side_interleaves_two_builds_and_proves_it(recorded, 
 
 
 def test_variable_on_and_off_are_compared_on_one_build(recorded):
-    outcomes = recorded.run("-k", "ddp", "--perf-ab-env=OMP_DYNAMIC=TRUE", "--perf-pairs=1", "--perf-plant=slow_step=4")
+    outcomes = recorded.run(
+        "-k", "ddp", "--perf-ab-env=OMP_DYNAMIC=TRUE", "--perf-pairs=1", "--perf-plant=slow_step=4", evidence=True
+    )
     assert outcomes.by_cell == {DDP: Outcome.REGRESSED}, outcomes.text
     assert "changed: OMP_DYNAMIC unset -> TRUE" in outcomes.text
     assert "accept:" not in outcomes.text, "there is no baseline to change"
+    assert re.search(r"why: step \d+\.\d ms -> \d+\.\d ms, \+", outcomes.text)
+    results = outcomes.results
+    assert {path.name for path in results.traces(DDP)} == {
+        f"{arm}-rank{rank}.json.gz" for arm in ("candidate", "reference") for rank in (0, 1)
+    }
+    assert 5 <= len(results.explanation(DDP)) <= 10
+    assert "## Why" in (results.folder / "report.md").read_text()
 
 
 def test_same_build_under_another_name_is_refused(recorded, tmp_path):

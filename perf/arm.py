@@ -87,8 +87,9 @@ class Arm:
         self._primed.add(cell.id)
         return time.monotonic() - begun
 
-    def run(self, cell: Cell, index: int, plan: SamplingPlan, watch: Watch) -> RunRecord:
-        """One run, primed before where it needs that. Raises LaunchError when it gives no record."""
+    def run(self, cell: Cell, index: int, plan: SamplingPlan, watch: Watch, *, fault: Fault | None = None) -> RunRecord:
+        """One run, primed before where it needs that, with a fault planted. Raises LaunchError without a record."""
+        fault = fault or self.fault
         priming_s = self.prime(cell, plan, watch)
         plan, gpus = cell.plan(plan), self._node.gpus_for(cell)
         settle(gpus)
@@ -97,7 +98,7 @@ class Arm:
         what = f"run {index + 1}" if not self._proves else f"run {index + 1} of the {self.name}"
         listener = watch(what, plan.warmup_steps + plan.timed_steps)
         with GpuWatch(gpus) as gpu_watch:
-            ranks, teardown_hang = self._launch(cell, plan, self.fault, listener)
+            ranks, teardown_hang = self._launch(cell, plan, fault, listener)
         wall_s = time.monotonic() - begun
         server_s, self._server_s = self.launcher.start_up_s - self._server_s, self.launcher.start_up_s
         machine = self._node.machine_for(cell)
@@ -115,7 +116,7 @@ class Arm:
             ranks=tuple(ranks),
             gpus=gpu_watch.uses(),
             teardown_hang=teardown_hang,
-            fault=self.fault,
+            fault=fault,
         )
 
     def profile(self, cell: Cell, plan: SamplingPlan, watch: Watch, folder: Path) -> Evidence:

@@ -1,6 +1,7 @@
 """The `--perf-...` options of pytest: declared, and read into settings."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from perf.fault import Fault
 from perf.matrix import NAMED
 from perf.outcome import FAILURES, VERDICTS, Outcome
 from perf.reference import Reference, parse
-from perf.rule import OVERRIDES, PRESETS, Rule, exemptions
+from perf.rule import OVERRIDES, PRESETS, RUNS_A_LOOK, Rule, exemptions
+from perf.selftest import SLOWDOWNS
 from perf.suite import BASELINES, STATE, Settings
 
 ALLOWABLE = {
@@ -50,6 +52,13 @@ def add_options(parser: pytest.Parser) -> None:
     add("--perf-warmup", type=int, default=plan.warmup_steps, metavar="N", help="warm-up steps (default: %(default)s)")
     add("--perf-timeout", type=float, default=600.0, metavar="S", help="most seconds of one run (default: %(default)g)")
     add("--perf-checkpoint", type=Path, metavar="DIR", help="start from the safetensors in this folder")
+    _add_comparisons(add)
+    add("--perf-commit", metavar="SHA", help="commit of the measured tree, where there is no git")
+    add("--perf-plant", metavar="FAULT", help="break every run on purpose, such as slow_step=0.05 or hang@1")
+
+
+def _add_comparisons(add: Callable[..., None]) -> None:
+    """How cells are judged and beside what."""
     add("--perf-preset", default="default", metavar="NAME", help=f"tolerances: {', '.join(PRESETS)} (default: default)")
     add(
         "--perf-ab",
@@ -73,8 +82,20 @@ def add_options(parser: pytest.Parser) -> None:
     add("--perf-time-budget", metavar="TIME", help="such as 2h: cells that would not fit any more are NOT_RUN")
     add("--perf-seed", type=int, metavar="N", help="of the random order of the cells (default: another one each time)")
     add("--perf-soak", type=int, metavar="N", help="one long run of N timed steps for each cell")
-    add("--perf-commit", metavar="SHA", help="commit of the measured tree, where there is no git")
-    add("--perf-plant", metavar="FAULT", help="break every run on purpose, such as slow_step=0.05 or hang@1")
+    add("--perf-selftest", action="store_true", help="measure the gate itself: how often is it red, by what is planted")
+    add(
+        "--perf-selftest-runs",
+        type=int,
+        default=10,
+        metavar="N",
+        help="runs with each fault, twice as many without (default: %(default)s)",
+    )
+    add(
+        "--perf-selftest-slowdowns",
+        default=",".join(map(str, SLOWDOWNS)),
+        metavar="FRACTIONS",
+        help="planted slowdowns, the last of which must be found (default: %(default)s)",
+    )
 
 
 def settings(config: pytest.Config) -> Settings:
@@ -119,6 +140,20 @@ def settings(config: pytest.Config) -> Settings:
         fault=Fault.parse(option("perf_plant")) if option("perf_plant") else None,
         commit=option("perf_commit"),
     )
+
+
+def selftest(config: pytest.Config) -> tuple[tuple[float, ...], int]:
+    """Slowdowns to plant, and in how many runs each. Raises ValueError for what cannot be meant."""
+    text, num_runs = config.getoption("perf_selftest_slowdowns"), config.getoption("perf_selftest_runs")
+    try:
+        slowdowns = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        slowdowns = ()
+    if not slowdowns or min(slowdowns) <= 0:
+        raise ValueError(f"--perf-selftest-slowdowns {text}: write fractions above 0, such as 0.01,0.03")
+    if num_runs < RUNS_A_LOOK:
+        raise ValueError(f"--perf-selftest-runs {num_runs}: must be at least {RUNS_A_LOOK}")
+    return tuple(sorted(slowdowns)), num_runs
 
 
 def _reference(config: pytest.Config) -> tuple[Reference | None, tuple[tuple[str, str], ...]]:

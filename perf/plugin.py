@@ -12,8 +12,10 @@ from rich.console import Console
 
 from perf import options
 from perf.cell import Cell
+from perf.connection import ROOT
 from perf.exports import junit_properties
 from perf.failure import LaunchError
+from perf.gate import LINES, Gate
 from perf.hardware import this_node
 from perf.matrix import cells_of
 from perf.measurement import Measurement
@@ -96,6 +98,7 @@ def pytest_configure(config: pytest.Config) -> None:
     try:
         config.stash[SETTINGS] = options.settings(config)
         allowed = options.allowed(config)
+        options.selftest(config)
         config.stash[CELLS] = cells_of(config.stash[SETTINGS].matrix)
         config.stash[RESULTS] = _results(config)
         config.stash[SEED] = _seed(config)
@@ -121,6 +124,8 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     if not cells or config.option.collectonly or _worker_id(config) not in (None, "gw0"):
         return
     results, settings = config.stash[RESULTS], config.stash[SETTINGS]
+    if _worker_id(config) is None and not settings.side_by_side:
+        _put_control_first(session, cells)
     if results.exists():
         return
     results.write_manifest(
@@ -134,6 +139,14 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     )
 
 
+def _put_control_first(session: pytest.Session, cells: list[Cell]) -> None:
+    """So that a machine that drifts while the suite is measured is seen as one."""
+    control = trials_of(session).choose_control(cells)
+    places = [place for place, item in enumerate(session.items) if cell_of(item) is not None]
+    chosen = next((place for place in places if cell_of(session.items[place]) == control), places[0])
+    session.items.insert(places[0], session.items.pop(chosen))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Cells in a random order, so that what drifts while they are measured does not meet the same ones each time."""
@@ -144,6 +157,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     random.Random(config.stash[SEED]).shuffle(measuring)  # noqa: S311 - an order, no secret
     for place, item in zip(places, measuring, strict=True):
         items[place] = item
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """The curves of the self-tests."""
+    for text in config.stash.get(LINES, []):
+        terminalreporter.section("self-test of the gate")
+        terminalreporter.write_line(text)
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -169,6 +189,18 @@ def selected_cells(session: pytest.Session) -> list[Cell]:
 def bench(request: pytest.FixtureRequest) -> Bench:
     """What a cell's test works with."""
     return Bench(trials_of(request.session), request.node)
+
+
+@pytest.fixture
+def gate(request: pytest.FixtureRequest) -> Gate:
+    """What a cell's self-test works with."""
+    return Gate(trials_of(request.session).suite, request.node, *options.selftest(request.config))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Cells or self-tests, never both."""
+    unasked = "test_cells.py" if config.getoption("perf_selftest") else "test_selftest.py"
+    return True if collection_path == ROOT / "perf" / unasked else None
 
 
 def trials_of(session: pytest.Session) -> Trials:

@@ -6,6 +6,7 @@ reference/<cell id>/<index>.json, of the build beside it in a comparison of buil
 shift.json, where the whole suite moved
 verdicts/<cell id>.json
 evidence/<cell id>/candidate.json, reference.json, <arm>-rank<rank>.json.gz, evidence.txt   of cells that regressed
+selftest/<cell id>/<index>.json and <cell id>.json, of a self-test
 preflight.json, of the node before the first cell
 """
 
@@ -154,6 +155,10 @@ class Results:
     def _read_runs(self, folder: Path) -> list[RunRecord]:
         paths = sorted(folder.glob("*.json"), key=lambda path: int(path.stem))
         return [jsonfile.read(path, RunRecord) for path in paths]
+
+    def write_sample(self, run: RunRecord) -> None:
+        """A run of the self-test, with a fault planted or not."""
+        jsonfile.write(self.folder / "selftest" / run.cell.id / f"{run.index}.json", run)
 
     def write_reference_run(self, run: RunRecord) -> None:
         jsonfile.write(self.folder / REFERENCE / run.cell.id / f"{run.index}.json", run)

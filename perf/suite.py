@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -147,6 +148,23 @@ class Suite:
         """The finished runs of a cell on the reference build, which is not started for this where there are none."""
         runs = self._finished(self._reference_arm(), cell) if self.results.reference_runs(cell.id) else []
         return measure(cell, msgspec.structs.replace(self.plan, runs=max(1, len(runs))), runs)
+
+    def sample(self, cell: Cell, faults: Sequence[Fault | None], num_rounds: int) -> list[RunRecord]:
+        """So many runs of a cell with each fault, in turn, so that what drifts meets all of them; each is kept.
+
+        Raises LaunchError when a run gives no record.
+        """
+        runs = []
+        self._progress.begin_cell(cell.id, num_runs=num_rounds * len(faults))
+        try:
+            with Lease(f"self-test of {cell.id}", self._progress.wait):
+                for index, fault in enumerate(itertools.chain.from_iterable(itertools.repeat(faults, num_rounds))):
+                    runs.append(self._candidate.run(cell, index, self.plan, self._progress.watch, fault=fault))
+                    self._progress.end_run()
+                    self.results.write_sample(runs[-1])
+        finally:
+            self._progress.end_cell()
+        return runs
 
     def profile(self, cell: Cell) -> list[Evidence]:
         """A profiled run of the cell on this build, and on the reference where one was measured; each is kept.

@@ -4,13 +4,14 @@ A suspicious cell waits until all others had their turn: its fresh runs then are
 whole suite moved is known by then. xdist's workers know nothing of each other, and look again at once.
 """
 
+import contextlib
 import math
 from collections.abc import Sequence
 
 import msgspec
 
 from perf.baseline import Baseline, Invariants
-from perf.breaker import Screen, Shift, quietest, tripped
+from perf.breaker import LEAST_CELLS, Screen, Shift, drift_of, quietest, tripped
 from perf.cell import Cell
 from perf.evidence import explain
 from perf.failure import LaunchError
@@ -18,7 +19,7 @@ from perf.measurement import STEP_TIME, Measurement, ledgers
 from perf.outcome import Outcome
 from perf.pairs import confirmed_shift, judge_pairs
 from perf.results import shown
-from perf.stats import shrunk_sd
+from perf.stats import run_level, shrunk_sd
 from perf.suite import Suite
 from perf.verdict import Course, Verdict, judge, most_urgent
 
@@ -33,7 +34,21 @@ class Trials:
         self._failed: dict[str, LaunchError | ValueError] = {}
         self._shift: Shift | None = None
         self._unfit: list[str] | None = None
+        self._control: Cell | None = None
         self._is_settled = False
+
+    def choose_control(self, cells: Sequence[Cell]) -> Cell | None:
+        """The cell whose recorded runs differ least: measured first, and again before any suspicious one."""
+        spreads = []
+        for cell in cells:
+            with contextlib.suppress(ValueError):  # damaged: said where the cell is judged
+                baseline, _ = self.suite.recall(cell)
+                if baseline is not None and not self.suite.obstacle(cell):
+                    rule, _ = self.suite.rule(cell, baseline)
+                    sd = shrunk_sd(baseline.levels, prior_sd=rule.prior_sd, prior_df=rule.prior_df)
+                    spreads.append((sd, cell.id, cell))
+        self._control = min(spreads)[2] if len(spreads) >= LEAST_CELLS else None
+        return self._control
 
     def holds(self, cell: Cell) -> Verdict | None:
         """Makes the first runs of a cell; what they show if it has to wait for another look, else None.
@@ -45,6 +60,7 @@ class Trials:
             return None
         try:
             self._recall(cell)
+            self._unfit_for(cell)
             measurement = suite.measure(cell, suite.plan.runs)
             verdict = self._judge(cell, measurement)
         except (LaunchError, ValueError) as error:
@@ -74,6 +90,7 @@ class Trials:
         if error := self._failed.pop(cell.id, None):
             raise error
         self._recall(cell)
+        self._unfit_for(cell)
         measurement, verdict = self._side_by_side(cell) if self.suite.settings.side_by_side else self._in_stages(cell)
         if verdict.outcome is Outcome.REGRESSED and self.suite.settings.evidence:
             verdict = msgspec.structs.replace(verdict, notes=(*verdict.notes, self._why(cell, measurement)))
@@ -110,7 +127,7 @@ class Trials:
         course = Course(
             runs_a_look=suite.plan.runs,
             reference=None if suite.settings.reference is None else suite.referenced(cell),
-            shift=0.0 if shift is None or shift.is_the_build else shift.change,
+            shift=0.0 if shift is None else shift.size,
         )
         verdict = judge(measurement, baseline, invariants, rule, course)
         if unfit := self._unfit_for(cell):
@@ -172,13 +189,25 @@ class Trials:
         """Asks the breaker, once, when the first suspicious cell is looked at again."""
         if not self._is_settled:
             self._is_settled = True
-            shift = tripped(self._screens)
-            if shift is not None and self.suite.settings.reference is not None:
+            shift = tripped(self._screens, control=self._control.id if self._control else "", drift=self._drift())
+            if shift is not None and shift.is_common and self.suite.settings.reference is not None:
                 shift = msgspec.structs.replace(shift, beside=self._quietest_beside())
             self._shift = shift
             if shift is not None:
                 self.suite.results.write_shift(shift)
         return self._shift
+
+    def _drift(self) -> float:
+        """How far the control cell has moved since it was measured first."""
+        screen = next(
+            (screen for screen in self._screens if self._control and screen.cell_id == self._control.id), None
+        )
+        if screen is None or self._control is None or len(self._screens) < LEAST_CELLS:
+            return 0.0
+        num_runs = self.suite.plan.runs
+        runs = self.suite.measure(self._control, 2 * num_runs).runs
+        levels = [run_level(run.step_times_s) for run in runs]
+        return drift_of(levels[:num_runs], levels[num_runs:], screen.sd)
 
     def _quietest_beside(self) -> float:
         """What the quietest cells say of the build, beside the reference."""

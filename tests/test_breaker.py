@@ -5,7 +5,7 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from perf.breaker import LEAST_CELLS, Screen, quietest, tripped
+from perf.breaker import LEAST_CELLS, Screen, drift_of, quietest, tripped
 
 
 def screens(*changes, suspicious_above=0.015):
@@ -33,6 +33,25 @@ def test_median_that_moved_trips_it_in_either_direction(change, trips):
 def test_few_cells_are_no_crowd():
     assert tripped(screens(*(0.2,) * (LEAST_CELLS - 1))) is None
     assert tripped(screens(*(0.2,) * LEAST_CELLS)) is not None
+
+
+def test_control_cell_that_drifted_is_said_alone_or_beside_the_others():
+    alone = tripped(screens(0.0, 0.0, 0.0, 0.0), control="cell 3", drift=math.log1p(0.05))
+    assert alone.text == "ENVIRONMENT: the machine drifted: cell 3 moved +5.0 % while the suite was measured"
+    assert alone.size == pytest.approx(math.log1p(0.05))
+    both = tripped(screens(0.04, 0.04, 0.04, 0.04), control="cell 3", drift=math.log1p(0.05))
+    assert "median moved +4.0 %; cell 3 moved +5.0 % while" in both.text
+    assert both.size == pytest.approx(math.log1p(0.04))
+    assert replace(both, beside=0.04).size == 0.0, "the build's, not the machine's"
+
+
+@pytest.mark.parametrize(
+    ("moved", "sd", "drifts"),
+    [(0.0149, 0.001, False), (0.0151, 0.001, True), (-0.02, 0.001, True), (0.05, 0.03, False)],
+)
+def test_drift_is_more_than_noise_and_than_a_percent_and_a_half(moved, sd, drifts):
+    found = drift_of([0.0, 0.001, -0.001], [moved, moved + 0.3, moved - 0.3], sd)
+    assert found == (moved if drifts else 0.0)
 
 
 def test_quietest_cells_are_asked():

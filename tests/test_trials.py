@@ -136,6 +136,11 @@ def test_suite_that_moved_as_a_whole_is_said_once_and_its_size_subtracted(suite_
     assert 1.5 < shift.change < 3.5
     assert outcomes.text.count("ENVIRONMENT: 5 of 5 cells are suspicious, the median moved +") == 1
     assert "by which the whole suite moved" in outcomes.text
+    names = [f"{SINGLE}-{label}" for label in labels]
+    begun = sorted((run.started_at, run.index, name) for name in names for run in outcomes.results.runs(name))
+    assert begun[0][2] == shift.control
+    first_reruns = [name for _, index, name in begun if index >= 3]
+    assert first_reruns[0] == shift.control, "measured again before any suspicious cell"
     assert Outcome.ENVIRONMENT in outcomes.by_cell.values()
     assert Outcome.PASS not in outcomes.by_cell.values()
 

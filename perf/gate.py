@@ -1,0 +1,70 @@
+"""What the self-test of a cell works with: samples with faults planted in turn, and the curve that they give."""
+
+import msgspec
+import pytest
+
+from perf import jsonfile
+from perf.approval import provisional
+from perf.cell import Cell
+from perf.failure import LaunchError
+from perf.fault import FaultKind
+from perf.measurement import measure
+from perf.outcome import Outcome
+from perf.record import RunRecord
+from perf.rule import Rule, prior_sd
+from perf.selftest import SelfTest, evaluate, planted, table
+from perf.suite import Suite
+from perf.verdict import memory_comparisons
+
+LINES = pytest.StashKey[list[str]]()
+"""What the self-tests of this process have found, for the end of the test run."""
+
+
+class Gate:
+    """The gate, asked about one cell.
+
+    Args:
+        slowdowns: fractions of the step time, each planted in `num_runs` runs; nothing is planted in twice as many.
+    """
+
+    def __init__(self, suite: Suite, item: pytest.Item, slowdowns: tuple[float, ...], num_runs: int) -> None:
+        self._suite = suite
+        self._item = item
+        self._slowdowns = slowdowns
+        self._num_runs = num_runs
+
+    def refuse(self, cell: Cell) -> None:
+        """Skips the test when this cell cannot run here."""
+        if reason := self._suite.obstacle(cell):
+            pytest.skip(reason)
+
+    def measure(self, cell: Cell) -> SelfTest:
+        """The operating curve of the gate on this cell, from fresh runs; fails the test when one gives no record."""
+        try:
+            faults = planted(self._slowdowns, memory=cell.device_kind == "cuda")
+            runs = self._suite.sample(cell, faults, self._num_runs)
+        except (LaunchError, ValueError) as error:
+            reason = str(error)
+        else:
+            return evaluate(cell.id, runs, prior_sd(self._suite.store, self._suite.machine(cell)), _memory(cell, runs))
+        pytest.fail(reason, pytrace=False)  # outside of the except: pytest would show both, one inside the other
+
+    def conclude(self, found: SelfTest) -> None:
+        """Keeps the curve in the test run's folder, shows it at the end, and makes it the test's outcome."""
+        jsonfile.write(self._suite.results.folder / "selftest" / f"{found.cell_id}.json", found)
+        self._item.config.stash.setdefault(LINES, []).append(table(found))
+        self._item.user_properties += [(f"found at {point.planted:g}", repr(point.alone)) for point in found.points]
+        if not found.is_gated:
+            pytest.skip(f"{found.cell_id} is too noisy here to be gated on time")
+        if found.faults:
+            pytest.fail("; ".join(found.faults), pytrace=False)
+
+
+def _memory(cell: Cell, runs: list[RunRecord]) -> bool | None:
+    """Whether the runs with more memory are REGRESSED against those without; None where there is no such run."""
+    plan = msgspec.structs.replace(runs[0].plan, runs=1)
+    more = [run for run in runs if run.fault is not None and run.fault.kind is FaultKind.EXTRA_MEMORY]
+    if not more:
+        return None
+    baseline, _ = provisional(measure(cell, plan, [run for run in runs if run.fault is None]), "selftest")
+    return Outcome.REGRESSED in {row.outcome for row in memory_comparisons(measure(cell, plan, more), baseline, Rule())}

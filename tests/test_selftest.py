@@ -1,0 +1,101 @@
+"""Room perf/selftest.py: the operating curve from recorded runs, made up and real."""
+
+import random
+
+import pytest
+from msgspec.structs import replace
+
+from perf.fault import Fault, FaultKind
+from perf.selftest import SelfTest, evaluate, fit, planted, table
+from tests.factory import run_record
+from tests.suite_runs import DDP
+
+
+def pool(*, between=0.002, step=0.005, slowdowns=(0.01, 0.03, 0.10), num_runs=20, honest=True):
+    """Runs of 300 ms with each slowdown planted, twice as many without; `honest` False: nothing was really planted."""
+    source, runs = random.Random(1), []
+    for fault in planted(slowdowns, memory=False):
+        for _ in range(num_runs):
+            level = 0.3 * (1 + (fault.amount if fault and honest else 0)) * (1 + source.gauss(0, between))
+            times = tuple(level * (1 + source.gauss(0, step)) for _ in range(10))
+            runs.append(replace(run_record(index=len(runs), step_times_s=times), fault=fault))
+    return runs
+
+
+def test_noise_of_a_pool_is_found_again():
+    noise = fit([run for run in pool(between=0.01, num_runs=200) if run.fault is None])
+    assert noise.between_runs == pytest.approx(0.01, rel=0.15)
+    assert noise.step == pytest.approx(0.005, rel=0.1)
+
+
+def test_sound_gate_finds_what_is_planted_and_nothing_else():
+    found = evaluate(DDP, pool(), 0.002, True)
+    assert found.faults == []
+    assert [point.planted for point in found.points] == [0.0, 0.01, 0.03, 0.10]
+    none, one, three, ten = found.points
+    assert (none.num_runs, one.num_runs) == (40, 20)
+    assert none.alone == 0.0
+    assert none.beside < 0.01
+    assert one.alone < 0.05
+    assert one.beside > 0.9, "the sensitive preset side by side"
+    assert three.alone > 0.95
+    assert ten.alone == ten.beside == 1.0
+    assert ten.change == pytest.approx(0.10, abs=0.005)
+    for point in found.points:
+        assert point.alone == pytest.approx(point.simulated, abs=0.1)
+
+
+def test_gate_that_finds_nothing_is_not_sound():
+    faults = evaluate(DDP, pool(honest=False), 0.002, False).faults
+    assert faults[0].startswith("10 % slower is found in ")
+    assert faults[1] == "64 MiB more memory are not found"
+
+
+def test_false_alarms_are_told():
+    point = evaluate(DDP, pool(num_runs=5), 0.002, None).points[0]
+    found = SelfTest(
+        cell_id=DDP, noise=fit(pool(num_runs=5)), prior_sd=0.002, noisy=0.0, memory_found=None,
+        points=(replace(point, alone=0.02), replace(point, planted=0.1, alone=1.0)),
+    )  # fmt: skip
+    assert found.faults == ["2.0 % false alarms alone, with nothing planted"]
+    assert "NOT SOUND: 2.0 % false alarms" in table(found)
+
+
+def test_noisy_cell_is_said_not_to_be_gated():
+    found = evaluate(DDP, pool(between=0.08, num_runs=10), 0.04, None)
+    assert not found.is_gated
+    assert "too noisy to gate" in table(found)
+
+
+def test_everything_is_planted_in_turn():
+    assert planted((0.01,), memory=True) == [
+        None,
+        None,
+        Fault(kind=FaultKind.SLOW_STEP, amount=0.01),
+        Fault(kind=FaultKind.EXTRA_MEMORY, amount=64.0),
+    ]
+
+
+def test_self_test_of_a_real_cell_measures_and_shows_its_curve(suite_runs):
+    options = ("--perf-selftest", "--perf-selftest-runs=3", "--perf-selftest-slowdowns=1.0", "-k", "ddp")
+    outcomes = suite_runs.run(*options)
+    assert "self-test of the gate" in outcomes.text
+    assert f"{DDP}: between runs" in outcomes.text
+    (folder,) = (suite_runs.root / "results").glob("*/selftest")
+    assert len(list(folder.glob(f"{DDP}/*.json"))) == 9
+    assert (folder / f"{DDP}.json").exists()
+    assert outcomes.exit_code in (0, 1), "one cell alone may be as noisy as it likes"
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("--perf-selftest-slowdowns=fast", "write fractions above 0"),
+        ("--perf-selftest-slowdowns=0.0", "write fractions above 0"),
+        ("--perf-selftest-runs=2", "must be at least 3"),
+    ],
+)
+def test_self_test_that_cannot_be_meant_is_refused(suite_runs, option, says):
+    outcomes = suite_runs.run("--perf-selftest", option)
+    assert outcomes.exit_code == pytest.ExitCode.USAGE_ERROR
+    assert says in outcomes.text

@@ -3,13 +3,15 @@
 import statistics
 from collections.abc import Iterable, Sequence
 
+import msgspec
 import pandas as pd
 
 from perf.cell import Cell
 from perf.decay import decay
-from perf.measurement import PEAK_RESERVED, STEP_TIME, Measurement
+from perf.measurement import PEAK_ALLOCATED, PEAK_RESERVED, STEP_TIME, Measurement
+from perf.record import RunRecord
 from perf.render import percent, quantity
-from perf.tables import ABSENT, Table, spread_text
+from perf.tables import ABSENT, Table, runs_frame, spread_text
 
 
 def memory_table(frame: pd.DataFrame, cells: Sequence[Cell]) -> Table:
@@ -89,6 +91,32 @@ def state_table(measurements: Iterable[Measurement]) -> Table:
         )
     header = ("cell", "SM clock", "memory clock", "hottest", "most power", "at the power limit", "throttled", "others")
     return Table(header=header, rows=tuple(rows))
+
+
+def arms_table(pairs: Iterable[tuple[Measurement, Sequence[RunRecord]]]) -> Table:
+    """Cells that were measured beside a reference build: both builds, and which code they ran."""
+    rows = []
+    for measurement, reference in pairs:
+        beside = {run.index for run in reference}
+        candidate = [run for run in measurement.runs if run.index in beside]
+        for name, runs in (("reference", reference), ("candidate", candidate)):
+            if runs:
+                rows.append((measurement.cell.id, name, *_build(runs[-1]), *_paired(measurement, runs)))
+    header = ("cell", "build", "commit", "torch", "code", "runs", "step time", PEAK_ALLOCATED.title)
+    return Table(header=header, rows=tuple(rows), first_number=5)
+
+
+def _build(run: RunRecord) -> tuple[str, str, str]:
+    """Commit, torch, and the digest of the imported sources."""
+    environment, imported = run.environment, run.ranks[0].imported
+    commit = (environment.commit or _UNKNOWN)[:12] + " with changes" * bool(environment.dirty)
+    return commit, environment.software.torch, _UNKNOWN if imported is None else imported.digest
+
+
+def _paired(measurement: Measurement, runs: Sequence[RunRecord]) -> tuple[str, str, str]:
+    """Number of runs, step time and peak over them."""
+    frame = runs_frame([msgspec.structs.replace(measurement, runs=tuple(runs))])
+    return str(len(runs)), spread_text(frame, STEP_TIME), spread_text(frame, PEAK_ALLOCATED)
 
 
 def decay_table(measurements: Iterable[Measurement]) -> Table:

@@ -27,6 +27,7 @@ from perf.render import (
     TABLE_HEADER,
     accept_command,
     comparison_text,
+    evidence_text,
     in_order,
     markdown_table,
     quantity,
@@ -81,7 +82,7 @@ def write_report(results: Results) -> list[Path]:
         "manifest": manifest,
         "headline": reading.headline(verdicts.values()),
         "status": reading.status(verdicts.values()),
-        "warnings": reading.warnings(measurements, verdicts.values()),
+        "warnings": [*_shift(results), *reading.warnings(measurements, verdicts.values())],
         "findings": findings(verdicts.values(), shown_folder, set(frame[frame["fault"].notna()]["cell"])),
         "whys": whys(results, verdicts.values()),
         "orders": reading.orders(frame, manifest.cells, verdicts),
@@ -92,6 +93,7 @@ def write_report(results: Results) -> list[Path]:
         "memory": conditions.memory_table(frame, manifest.cells),
         "modes": conditions.mode_table(measurements),
         "states": conditions.state_table(measurements),
+        "arms": conditions.arms_table([(one, results.reference_runs(one.cell.id)) for one in measurements]),
         "decay": conditions.decay_table(measurements),
         "histories": histories,
         "time": tables.time_table(frame, manifest.cells),
@@ -120,12 +122,14 @@ def findings(verdicts: Iterable[Verdict], run_folder: str, planted: Set[str]) ->
     for verdict in in_order(verdict for verdict in verdicts if verdict.outcome not in VERDICTS):
         remarks = [comparison_text(comparison) for comparison in verdict.comparisons]
         if verdict.comparisons:
-            remarks.append(f"{verdict.num_runs} runs against {verdict.num_baseline_runs} of the baseline")
+            remarks.append(evidence_text(verdict))
         remarks += verdict.notes
-        remarks += [f"changed since the baseline: {change}" for change in verdict.environment_changes]
+        since = "the baseline" if verdict.num_baseline_runs else "the reference"
+        remarks += [f"changed since {since}: {change}" for change in verdict.environment_changes]
         if verdict.outcome is Outcome.NO_BASELINE:
             remarks = []  # there is nothing to explain, and the table above has the notes
         acceptable = verdict.outcome is Outcome.REGRESSED and verdict.cell_id not in planted
+        acceptable = acceptable and verdict.num_baseline_runs > 0
         finding = Finding(
             outcome=verdict.outcome,
             cell_ids=(verdict.cell_id,),
@@ -181,6 +185,11 @@ def environment_table(measurements: Sequence[Measurement]) -> tables.Table:
 def _shown(folder: Path) -> str:
     """As a reader of the repository finds it; the same wherever the checkout lies."""
     return str(folder.relative_to(ROOT)) if folder.is_relative_to(ROOT) else f"results/{folder.name}"
+
+
+def _shift(results: Results) -> list[str]:
+    shift = results.shift()
+    return [] if shift is None else [f"{shift.text}."]
 
 
 def _published(measurements: Sequence[Measurement]) -> list[PublishedTable]:

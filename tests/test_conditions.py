@@ -2,11 +2,12 @@
 
 import msgspec
 
-from perf.conditions import mode_table, state_table
+from perf.conditions import arms_table, mode_table, state_table
 from perf.measurement import measure
+from perf.provenance import Imported
 from perf.record import CompileState
 from strategies.spec import LinkProfile, Mode
-from tests.factory import PLAN, cell, change_ranks, gpu_use, measurement, run_record
+from tests.factory import PLAN, cell, change_ranks, environment, gpu_use, measurement, run_record
 
 ON_GPUS = cell(size="0.6b", mode=Mode.COMPILE, link=LinkProfile.NATIVE)
 
@@ -43,3 +44,15 @@ def test_state_table_is_over_all_gpus_and_runs_and_says_unknown_where_the_driver
     ).rows
     assert told == ["unknown"] * 5 + ["none", "unknown"]
     assert state_table([of]).rows == ()
+
+
+def test_arms_table_has_both_builds_of_a_cell_and_only_runs_that_were_neighbours():
+    old = Imported(strategies="/other", torch="/torch", digest="0ld")
+    new = Imported(strategies="/this", torch="/torch", digest="new")
+    mine = [change_ranks(run_record(index=index, step_time_s=0.1 * (1 + index)), imported=new) for index in range(3)]
+    other = [change_ranks(run_record(index=2, step_time_s=0.2, env=environment(dirty=True)), imported=old)]
+    rows = arms_table([(measure(cell(), PLAN, mine), other), (measurement(), [])]).rows
+    assert [row[1:7] for row in rows] == [
+        ("reference", "c0ffee with changes", "2.13.0", "0ld", "1", "200.0 ms [200.0, 200.0]"),
+        ("candidate", "c0ffee", "2.13.0", "new", "1", "300.0 ms [300.0, 300.0]"),
+    ]

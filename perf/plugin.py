@@ -166,8 +166,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(text)
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    return f"perf: cells in random order, --perf-seed {config.stash[SEED]} repeats it"
+def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> str | list[str]:
+    """How to have the same order again, where there are cells to order."""
+    ordered = not config.option.collectonly and any(cell_of(item) is not None for item in items)
+    return f"perf: cells in random order, --perf-seed {config.stash[SEED]} repeats it" if ordered else []
 
 
 def cell_of(item: pytest.Item) -> Cell | None:
@@ -228,6 +230,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     config, cell = item.config, cell_of(item)
     if cell is None or _worker_id(config) is not None or config.option.setuponly or WAITED in item.stash:
         return None
+    if nextitem is not None and nextitem.parent is not item.parent:
+        return None  # pytest keeps for this test what its module has set up, and would not for one of another module
     begun = time.monotonic()
     held = trials_of(item.session).holds(cell)
     item.stash[WAITED] = time.monotonic() - begun

@@ -148,6 +148,15 @@ def test_first_failure_stops_with_x_and_the_rest_is_named(regressed, first):
     assert other in outcomes.text
 
 
+def test_suspicious_cell_before_a_test_of_another_module_does_not_wait(regressed):
+    """pytest has its module set up for it, and the next one would find that in its way."""
+    other = regressed.root / "test_other.py"
+    other.write_text("def test_other():\n    pass\n")
+    outcomes = regressed.run(str(other), f"--perf-seed={seed_that_begins_with(SINGLE)}")
+    assert outcomes.by_cell == {DDP: Outcome.REGRESSED, SINGLE: Outcome.IMPROVED}, outcomes.text
+    assert "1 failed, 2 passed" in outcomes.text
+
+
 def test_last_failed_runs_only_what_failed(regressed):
     regressed.run()
     outcomes = regressed.run("--lf")

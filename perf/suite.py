@@ -81,6 +81,8 @@ class Suite:
             build = self._opened.enter_context(opened(settings.candidate, settings.variables))
         self._candidate = self._arm("candidate", build, commit=settings.commit, fault=settings.fault)
         self._reference: Arm | None = None
+        self._made: set[tuple[str, str, int]] = set()
+        """Arm, cell and index of the runs of this process: kept whatever they lack, which is for the judge to say."""
         self.results = results
         self.store = Store(settings.baselines, self._local_baselines)
         total_s = settings.time_budget_s
@@ -272,7 +274,8 @@ class Suite:
     def _finished(self, arm: Arm, cell: Cell) -> list[RunRecord]:
         """The whole runs that this test run has. Raises ValueError when code or hardware changed since."""
         read = self.results.runs if arm is self._candidate else self.results.reference_runs
-        return [run for run in read(cell.id) if self._is_finished(arm, run)]
+        made = self._made
+        return [run for run in read(cell.id) if (arm.name, cell.id, run.index) in made or self._is_finished(arm, run)]
 
     def _is_finished(self, arm: Arm, run: RunRecord) -> bool:
         environment = run.environment
@@ -294,5 +297,6 @@ class Suite:
                 raise ValueError(f"{self.results.folder}: measured with {then}, now it is {now}; start a new test run")
 
     def _write(self, arm: Arm, run: RunRecord) -> None:
+        self._made.add((arm.name, run.cell.id, run.index))
         write = self.results.write_run if arm is self._candidate else self.results.write_reference_run
         write(run)

@@ -171,6 +171,8 @@ TESTED_WITH = {
     "intervals": "timeline",
     "trace_events": "timeline",
     "kernel_names": "evidence",
+    "bisection": "bisect",
+    "session": "compare",
     "options": "plugin",
     "summary": "plugin",
 }

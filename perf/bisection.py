@@ -20,7 +20,7 @@ from perf.matrix import cells_of
 from perf.measurement import STEP_TIME
 from perf.results import Results
 from perf.session import git_finds_by_place, run_pytest
-from perf.suite import STATE
+from perf.settings import STATE
 from perf.verdict import Comparison
 from strategies.value import Value
 

@@ -15,7 +15,7 @@ from perf.outcome import FAILURES, VERDICTS, Outcome
 from perf.reference import Reference, parse
 from perf.rule import OVERRIDES, PRESETS, RUNS_A_LOOK, Rule, exemptions
 from perf.selftest import SLOWDOWNS
-from perf.suite import BASELINES, STATE, Settings
+from perf.settings import BASELINES, STATE, Settings
 
 ALLOWABLE = {
     outcome.value.lower().replace("_", "-"): outcome

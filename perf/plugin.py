@@ -23,7 +23,8 @@ from perf.outcome import FAILURES, VERDICTS, Outcome
 from perf.progress import Progress, terminal_console
 from perf.render import line
 from perf.results import Manifest, Results, shown, unused_folder
-from perf.suite import Settings, Suite
+from perf.settings import Settings
+from perf.suite import Suite
 from perf.summary import RECORDED, Summary
 from perf.trials import Trials
 from perf.verdict import Verdict

@@ -5,7 +5,6 @@ import itertools
 import os
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -15,7 +14,6 @@ from perf.arm import Arm
 from perf.baseline import Baseline, Invariants, Store
 from perf.budget import Budget
 from perf.cell import Cell, SamplingPlan
-from perf.connection import ROOT
 from perf.evidence import Evidence
 from perf.fault import Fault
 from perf.hardware import Machine, Node
@@ -26,45 +24,11 @@ from perf.outcome import Outcome
 from perf.preflight import compare, examine, invalid
 from perf.progress import Progress
 from perf.record import RunRecord
-from perf.reference import CANDIDATE, Build, Reference, opened
+from perf.reference import CANDIDATE, Build, opened
 from perf.results import Results
-from perf.rule import Exemption, Rule, prior_sd, rule_for
+from perf.rule import Rule, prior_sd, rule_for
+from perf.settings import Settings
 from perf.verdict import Verdict
-from strategies.value import Value
-
-BASELINES = ROOT / "baselines"
-STATE = ROOT / ".shardmark"
-"""What this checkout remembers for itself: compile caches and local provisional baselines. Ignored by git."""
-LOCAL_BASELINES = STATE / "baselines"
-
-
-class Settings(Value, frozen=True, kw_only=True):
-    """The options of a test run."""
-
-    matrix: str
-    plan: SamplingPlan
-    baselines: Path
-    state: Path
-    deadline_s: float
-    """Of one run, from the request to the last record."""
-    preset: str = "default"
-    exemptions: tuple[Exemption, ...] = ()
-    reference: Reference | None = None
-    """A build to measure beside this one."""
-    candidate: Reference | None = None
-    """The build to measure, in a comparison with the reference; None: this checkout."""
-    variables: tuple[tuple[str, str], ...] = ()
-    """Of the candidate alone, in a comparison with the reference."""
-    side_by_side: bool = False
-    """Whether every cell is compared with the reference, or only a suspicious one."""
-    pairs: int | None = None
-    time_budget_s: float | None = None
-    evidence: bool = True
-    """Whether a cell that regressed is run once more under a profiler."""
-    keep_provisional: bool = False
-    """Record a local provisional baseline for a cell that has none."""
-    fault: Fault | None = None
-    commit: str | None = None
 
 
 class Suite:

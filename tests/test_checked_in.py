@@ -2,7 +2,7 @@
 
 from perf.baseline import CEILINGS, INVARIANTS, Baseline, Invariants, RecordedCeilings, read
 from perf.matrix import cells_of
-from perf.suite import BASELINES
+from perf.settings import BASELINES
 from tests.factory import PLAN
 
 

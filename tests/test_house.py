@@ -174,6 +174,7 @@ TESTED_WITH = {
     "bisection": "bisect",
     "session": "compare",
     "options": "plugin",
+    "settings": "plugin",
     "summary": "plugin",
 }
 """Rooms that have no test file of their own, and whose test covers them."""

@@ -7,7 +7,7 @@ import pytest
 from perf.baseline import INVARIANTS, Invariants, read
 from perf.connection import ROOT
 from perf.matrix import smoke
-from perf.suite import BASELINES
+from perf.settings import BASELINES
 from strategies.spec import Mode, StrategyName
 
 PAGE = (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8")

@@ -24,7 +24,7 @@ from perf.rates import KINDS
 from perf.render import percent, quantity
 from perf.results import Results
 from perf.rule import Rule
-from perf.suite import BASELINES, LOCAL_BASELINES
+from perf.settings import BASELINES, LOCAL_BASELINES
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -28,7 +28,7 @@ from perf.preflight import Preflight, compare, examine, invalid
 from perf.progress import terminal_console
 from perf.rates import KINDS, Ceilings, Kind
 from perf.results import Results
-from perf.suite import BASELINES, LOCAL_BASELINES
+from perf.settings import BASELINES, LOCAL_BASELINES
 from strategies.value import Value
 
 FIT, UNFIT, UNUSABLE, NOTHING = 0, 1, 2, 8

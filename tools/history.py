@@ -16,7 +16,7 @@ from perf.connection import ROOT
 from perf.history import History, Series, gather
 from perf.history_pages import BandOf, pages, told
 from perf.measurement import METRICS
-from perf.suite import BASELINES, LOCAL_BASELINES
+from perf.settings import BASELINES, LOCAL_BASELINES
 
 NAMES = {metric.title.replace(" ", "-"): metric for metric, _ in METRICS.values()}
 """Metrics as --metric spells them."""

@@ -1,0 +1,44 @@
+"""What a user asks of a test run, read from the options of pytest."""
+
+from pathlib import Path
+
+from perf.cell import SamplingPlan
+from perf.connection import ROOT
+from perf.fault import Fault
+from perf.reference import Reference
+from perf.rule import Exemption
+from strategies.value import Value
+
+BASELINES = ROOT / "baselines"
+STATE = ROOT / ".shardmark"
+"""What this checkout remembers for itself: compile caches and local provisional baselines. Ignored by git."""
+LOCAL_BASELINES = STATE / "baselines"
+
+
+class Settings(Value, frozen=True, kw_only=True):
+    """The options of a test run."""
+
+    matrix: str
+    plan: SamplingPlan
+    baselines: Path
+    state: Path
+    deadline_s: float
+    """Of one run, from the request to the last record."""
+    preset: str = "default"
+    exemptions: tuple[Exemption, ...] = ()
+    reference: Reference | None = None
+    """A build to measure beside this one."""
+    candidate: Reference | None = None
+    """The build to measure, in a comparison with the reference; None: this checkout."""
+    variables: tuple[tuple[str, str], ...] = ()
+    """Of the candidate alone, in a comparison with the reference."""
+    side_by_side: bool = False
+    """Whether every cell is compared with the reference, or only a suspicious one."""
+    pairs: int | None = None
+    time_budget_s: float | None = None
+    evidence: bool = True
+    """Whether a cell that regressed is run once more under a profiler."""
+    keep_provisional: bool = False
+    """Record a local provisional baseline for a cell that has none."""
+    fault: Fault | None = None
+    commit: str | None = None

@@ -49,8 +49,9 @@ class Budget:
         """Why a cell does not fit any more, or None. The first cell of an unknown length always does."""
         used_s = time.monotonic() - self._begun
         cell_s = self._known(cell_id)
-        if cell_s is None:
-            cell_s = median(self._took) if self._took else 0.0
+        if cell_s is None and not self._took:
+            return None
+        cell_s = median(self._took) if cell_s is None else cell_s
         if used_s + self._reserved_s + cell_s <= self._total_s:
             return None
         kept = f", {duration(self._reserved_s)} are kept for reruns" if self._reserved_s else ""

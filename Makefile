@@ -12,10 +12,10 @@ perf: setup
 	$(PYTHON) -m pytest perf --perf-matrix smoke --perf-provisional --perf-allow=no-baseline,noisy $(ARGS)
 
 test: setup
-	$(PYTHON) -m pytest tests -n $(WORKERS) $(ARGS)
+	$(PYTHON) -m pytest tests -n $(WORKERS) --dist loadgroup $(ARGS)
 
 test-long: setup
-	$(PYTHON) -m pytest tests -n $(WORKERS) -m long $(ARGS)
+	$(PYTHON) -m pytest tests -n $(WORKERS) --dist loadgroup -m long $(ARGS)
 
 test-all: test test-long
 

@@ -10,8 +10,18 @@ from perf.launch import Launcher
 from tests import canary
 from tests.suite_runs import SuiteRuns
 
+LEASED = {"test_bisect", "test_compare", "test_doctor"}
+"""Modules whose tests start test runs or tools of their own."""
 CORES_FOR_ALL = 16
 """On fewer, test runs at once would disturb each other's times."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """On few cores, one worker of xdist makes all tests that hold the node's lease: two would wait for each other."""
+    if usable_cores() < CORES_FOR_ALL:
+        for item in items:
+            if "suite_runs" in getattr(item, "fixturenames", ()) or item.path.stem in LEASED:
+                item.add_marker(pytest.mark.xdist_group("lease of the node"))
 
 
 @pytest.fixture(scope="session")

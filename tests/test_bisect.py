@@ -178,6 +178,7 @@ def test_commit_that_cannot_run_is_skipped(repository, tmp_path):
     assert result.stdout.endswith("cannot judge: it has no strategies/ to measure\n")
 
 
+@pytest.mark.long
 def test_more_pairs_go_on_with_those_that_are_there(repository, tmp_path):
     good = repository.commit("good")
     repository.commit("harmless")
@@ -195,6 +196,7 @@ def test_more_pairs_go_on_with_those_that_are_there(repository, tmp_path):
     assert again.verdicts()[0].num_pairs == 2
 
 
+@pytest.mark.long
 def test_interrupted_tool_ends_the_bisection_and_leaves_nothing(repository, tmp_path):
     repository.commit("good")
     options = (f"--tree={repository.root}", "--good=HEAD", f"--into={tmp_path}/results", "--matrix=smoke")

@@ -139,6 +139,7 @@ def test_interpreter_without_our_packages_ends_the_bisection():
     assert "ModuleNotFoundError" in result.stderr
 
 
+@pytest.mark.long
 def test_git_bisect_names_the_slow_commit(repository, tmp_path):
     """In a linked worktree, for which git tells all that it starts of its own GIT_DIR."""
     good = repository.commit("good")

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 
-from perf import stats
 from perf.baseline import Baseline, Store
 from perf.hardware import Machine
 from perf.measurement import PEAK_ALLOCATED, PEAK_RESERVED, STEP_TIME, THROUGHPUT, Metric
@@ -33,10 +32,9 @@ def band(baseline: Baseline, metric: Metric, rule: Rule, num_runs: int) -> Band 
     A verdict is about the step time: of throughput, this is its band turned over.
     """
     if metric in (STEP_TIME, THROUGHPUT):
-        sd = stats.shrunk_sd(baseline.levels, prior_sd=rule.prior_sd, prior_df=rule.prior_df)
-        needed = rule.tolerance_errors * stats.standard_error(sd, num_runs, len(baseline.levels))
+        of = rule.sd_of(baseline.levels), num_runs, len(baseline.levels)
         old_s = math.exp(float(np.median(baseline.levels)))
-        found = _of_time(old_s, min(max(needed, rule.floor), rule.cap), rule, noisy=needed > rule.cap)
+        found = _of_time(old_s, rule.tolerance(*of), rule, noisy=rule.needed(*of) > rule.cap)
         return found if metric is STEP_TIME else _turned(found, baseline.recipe.workload.tokens_per_step)
     if metric is PEAK_ALLOCATED and (old := baseline.median(metric.name)) is not None:
         room = max(rule.memory_share * old, rule.memory_bytes)

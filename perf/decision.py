@@ -82,7 +82,7 @@ class Judge:
         self._old = median(baseline) + shift
         self._rule = rule
         self._runs = runs_a_look
-        self._sd = stats.shrunk_sd(baseline, prior_sd=rule.prior_sd, prior_df=rule.prior_df)
+        self._sd = rule.sd_of(baseline)
         self._looks: list[Look] = []
         self._suspicious = False
         self._finds: float | None = None
@@ -173,13 +173,13 @@ class Judge:
         return stats.standard_error(self._sd, num_runs, self._num_baseline)
 
     def _needed(self, num_runs: int) -> float:
-        return self._rule.tolerance_errors * self._error(num_runs)
+        return self._rule.needed(self._sd, num_runs, self._num_baseline)
 
     def _found_by(self, num_runs: int) -> float:
         return self._tolerance(num_runs) + NINE_IN_TEN * self._error(num_runs)
 
     def _tolerance(self, num_runs: int) -> float:
-        return min(max(self._needed(num_runs), self._rule.floor), self._rule.cap)
+        return self._rule.tolerance(self._sd, num_runs, self._num_baseline)
 
     def _say(self, outcome: Outcome | None, num_runs: int, *, more_runs: int = 0, pairs: int = 0) -> Decision:
         return Decision(

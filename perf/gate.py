@@ -1,5 +1,7 @@
 """What the self-test of a cell works with: samples with faults planted in turn, and the curve that they give."""
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 
@@ -8,11 +10,11 @@ from perf.approval import provisional
 from perf.cell import Cell
 from perf.failure import LaunchError
 from perf.fault import FaultKind
-from perf.measurement import measure
+from perf.measurement import PEAK_ALLOCATED, measure
 from perf.outcome import Outcome
 from perf.record import RunRecord
-from perf.rule import Rule, prior_sd
-from perf.selftest import SelfTest, evaluate, planted, table
+from perf.rule import MIB, Rule, prior_sd
+from perf.selftest import EXTRA_MIB, SelfTest, evaluate, planted, table
 from perf.suite import Suite
 from perf.verdict import memory_comparisons
 
@@ -46,7 +48,8 @@ class Gate:
         except (LaunchError, ValueError) as error:
             reason = str(error)
         else:
-            return evaluate(cell.id, runs, prior_sd(self._suite.store, self._suite.machine(cell)), _memory(cell, runs))
+            prior = prior_sd(self._suite.store, self._suite.machine(cell))
+            return evaluate(cell.id, runs, prior, memory_found(cell, runs))
         pytest.fail(reason, pytrace=False)  # outside of the except: pytest would show both, one inside the other
 
     def conclude(self, found: SelfTest) -> None:
@@ -60,11 +63,14 @@ class Gate:
             pytest.fail("; ".join(found.faults), pytrace=False)
 
 
-def _memory(cell: Cell, runs: list[RunRecord]) -> bool | None:
-    """Whether the runs with more memory are REGRESSED against those without; None where there is no such run."""
+def memory_found(cell: Cell, runs: Sequence[RunRecord]) -> bool | None:
+    """Whether runs with more memory are REGRESSED against those without; None: none planted, or too little."""
     plan = msgspec.structs.replace(runs[0].plan, runs=1)
     more = [run for run in runs if run.fault is not None and run.fault.kind is FaultKind.EXTRA_MEMORY]
     if not more:
         return None
     baseline, _ = provisional(measure(cell, plan, [run for run in runs if run.fault is None]), "selftest")
-    return Outcome.REGRESSED in {row.outcome for row in memory_comparisons(measure(cell, plan, more), baseline, Rule())}
+    rule, peak_bytes = Rule(), baseline.median(PEAK_ALLOCATED.name)
+    if peak_bytes is not None and rule.memory_share * peak_bytes >= EXTRA_MIB * MIB:
+        return None
+    return Outcome.REGRESSED in {row.outcome for row in memory_comparisons(measure(cell, plan, more), baseline, rule)}

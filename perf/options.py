@@ -13,7 +13,7 @@ from perf.fault import Fault
 from perf.matrix import NAMED
 from perf.outcome import FAILURES, VERDICTS, Outcome
 from perf.reference import Reference, parse
-from perf.rule import OVERRIDES, PRESETS, RUNS_A_LOOK, Rule, exemptions
+from perf.rule import OVERRIDES, PRESETS, RUNS_A_LOOK, Rule, overrides
 from perf.selftest import SLOWDOWNS
 from perf.settings import BASELINES, STATE, Settings
 
@@ -108,6 +108,8 @@ def settings(config: pytest.Config) -> Settings:
     if not timeout_s > 0:
         raise ValueError(f"--perf-timeout {timeout_s:g}: must be more than 0 seconds")
     soak, pairs, budget = option("perf_soak"), option("perf_pairs"), option("perf_time_budget")
+    if soak is not None and soak < 1:
+        raise ValueError(f"--perf-soak {soak}: must be at least 1 timed step")
     if pairs is not None and pairs < 1:
         raise ValueError(f"--perf-pairs {pairs}: must be at least 1")
     preset: str = option("perf_preset")
@@ -115,6 +117,8 @@ def settings(config: pytest.Config) -> Settings:
         raise ValueError(f"--perf-preset {preset}: unknown; known: {', '.join(PRESETS)}")
     reference, variables = _reference(config)
     side_by_side = option("perf_ab") is not None or bool(variables)
+    if side_by_side and option("perf_runs") != SamplingPlan().runs:
+        raise ValueError("--perf-runs says nothing of a comparison side by side; its runs are pairs: --perf-pairs N")
     runs = (pairs or Rule().pairs) if side_by_side else option("perf_runs")
     return Settings(
         matrix=option("perf_matrix"),
@@ -129,7 +133,7 @@ def settings(config: pytest.Config) -> Settings:
         deadline_s=timeout_s,
         preset=preset,
         evidence=not option("perf_no_evidence"),
-        exemptions=exemptions(option("perf_baselines") / OVERRIDES),
+        overrides=overrides(option("perf_baselines") / OVERRIDES),
         reference=reference,
         candidate=_candidate(config),
         variables=variables,

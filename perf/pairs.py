@@ -7,7 +7,6 @@ they prove what each rank imported, and of the candidate that it computes what t
 import statistics
 from collections.abc import Sequence
 
-from perf import stats
 from perf.approval import provisional
 from perf.baseline import Baseline, Invariants
 from perf.correctness import differences, intrinsic_errors, number_differences, traffic_differences
@@ -74,9 +73,7 @@ def _incomparable(
     """What has to be said before any speed, or None."""
     if errors := intrinsic_errors(candidate):
         return Outcome.WRONG, errors
-    missing = gaps(candidate) + disturbances(candidate) + [f"reference: {gap}" for gap in gaps(reference)]
-    missing += [f"reference: {found}" for found in intrinsic_errors(reference) + disturbances(reference)]
-    if missing:
+    if missing := gaps(candidate) + disturbances(candidate) + reference_errors(reference):
         return Outcome.INVALID, missing
     if reason := unproven(candidate, reference):
         return Outcome.ERROR, [reason]
@@ -87,6 +84,12 @@ def _incomparable(
     return (Outcome.WRONG, errors) if errors else None
 
 
+def reference_errors(reference: Measurement) -> list[str]:
+    """Why nothing can be compared with these runs, in words."""
+    found = gaps(reference) + intrinsic_errors(reference) + disturbances(reference)
+    return [f"reference: {error}" for error in found]
+
+
 def between_runs(pairs: Sequence[Pair], baseline: Baseline | None, candidate: Measurement, rule: Rule) -> float:
     """Sd between runs of one build: of these pairs, or of the baseline's runs of this recipe where they are noisier.
 
@@ -95,16 +98,18 @@ def between_runs(pairs: Sequence[Pair], baseline: Baseline | None, candidate: Me
     spreads = [[(new - old) / 2**0.5 for old, new in pairs]]
     if baseline is not None and not baseline.recipe.differences(candidate.recipe):
         spreads.append(list(baseline.levels))
-    return max(stats.shrunk_sd(levels, prior_sd=rule.prior_sd, prior_df=rule.prior_df) for levels in spreads)
+    return max(rule.sd_of(levels) for levels in spreads)
 
 
 def unproven(candidate: Measurement, reference: Measurement) -> str | None:
     """Why these records do not prove a comparison of two builds, or None."""
-    for measurement in (candidate, reference):
-        for run in measurement.runs:
+    beside = {run.index for run in reference.runs}
+    paired = [run for run in candidate.runs if run.index in beside]
+    for runs in (paired, reference.runs):
+        for run in runs:
             if len({rank.imported for rank in run.ranks}) != 1 or run.ranks[0].imported is None:
                 return f"run {run.index} of the {run.arm}: its ranks do not say, or differ in, what they imported"
-    mine, other = candidate.runs[-1], reference.runs[-1]
+    mine, other = paired[-1], reference.runs[-1]
     if _is_from(mine) == _is_from(other):
         return f"both arms ran {mine.ranks[0].imported} under the same variables: nothing is compared with nothing"
     return None
@@ -130,12 +135,12 @@ def _variables(run: RunRecord) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(run.environment.variables.items()))
 
 
-def confirmed_shift(verdicts: Sequence[Verdict]) -> float:
-    """Median change of step time over cells that were compared side by side."""
+def confirmed_shift(verdicts: Sequence[Verdict]) -> float | None:
+    """Median change of step time over cells that were compared side by side; None where none could be."""
     changes = [
         comparison.change
         for verdict in verdicts
         for comparison in verdict.comparisons
         if comparison.metric == STEP_TIME
     ]
-    return statistics.median(changes)
+    return statistics.median(changes) if changes else None

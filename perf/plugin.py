@@ -218,7 +218,10 @@ def trials_of(session: pytest.Session) -> Trials:
             runs_per_cell=settings.plan.runs,
             tell=terminal.write_line if terminal is not None and _worker_id(config) is None else None,
         )
-        config.stash[TRIALS] = Trials(Suite(settings, this_node(), config.stash[RESULTS], progress))
+        try:
+            config.stash[TRIALS] = Trials(Suite(settings, this_node(), config.stash[RESULTS], progress))
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from None
     return config.stash[TRIALS]
 
 

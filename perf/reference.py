@@ -13,8 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from perf.connection import ROOT
 from strategies.value import Value
+
+PREFIX = "shardmark-reference-"
+"""Begins the name of what is made for a reference; the process that made it follows."""
 
 
 class Reference(Value, frozen=True, kw_only=True):
@@ -73,7 +78,8 @@ def opened(reference: Reference, variables: tuple[tuple[str, str], ...] = ()) ->
         python = reference.python or sys.executable
         yield Build(python=python, root=ROOT, source=ROOT, variables=variables)
         return
-    place = Path(tempfile.mkdtemp(prefix="shardmark-reference-"))
+    remove_left_behind()
+    place = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
     try:
         source = Path(reference.folder) if reference.folder else _worktree(reference, place / "source")
         if not (source / "strategies").is_dir():
@@ -84,11 +90,23 @@ def opened(reference: Reference, variables: tuple[tuple[str, str], ...] = ()) ->
         (root / "strategies").symlink_to(source / "strategies")
         yield Build(python=sys.executable, root=root, source=source, variables=variables)
     finally:
-        if reference.commit:
-            _git("worktree", "remove", "--force", str(place / "source"))
-        shutil.rmtree(place, ignore_errors=True)
-        if reference.commit:
-            _git("worktree", "prune")
+        _remove(place)
+
+
+def remove_left_behind() -> None:
+    """Removes what was made for the references of processes that were killed."""
+    for place in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):
+        pid = place.name.removeprefix(PREFIX).partition("-")[0]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            _remove(place)
+
+
+def _remove(place: Path) -> None:
+    """A folder of a reference, with its worktree where it has one."""
+    if (place / "source").exists():
+        _git("worktree", "remove", "--force", str(place / "source"))
+    shutil.rmtree(place, ignore_errors=True)
+    _git("worktree", "prune")
 
 
 def _worktree(reference: Reference, place: Path) -> Path:

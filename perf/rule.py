@@ -1,7 +1,8 @@
-"""The numbers of the decision: presets, and the exceptions that a cell may have for a stated reason."""
+"""The numbers of the decision: presets, and what overrides them for some cells, for a stated reason."""
 
 import fnmatch
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,18 @@ class Rule(Value, frozen=True, kw_only=True):
     reserved_share: float = 0.05
     reserved_bytes: int = 256 * MIB
 
+    def needed(self, sd: float, num_runs: int, num_baseline_runs: int) -> float:
+        """Tolerance that runs of this between-run sd ask for, whatever the smallest and the largest allowed one are."""
+        return self.tolerance_errors * stats.standard_error(sd, num_runs, num_baseline_runs)
+
+    def tolerance(self, sd: float, num_runs: int, num_baseline_runs: int) -> float:
+        """What so many runs may be slower than so many recorded ones."""
+        return min(max(self.needed(sd, num_runs, num_baseline_runs), self.floor), self.cap)
+
+    def sd_of(self, levels: Sequence[float]) -> float:
+        """Between-run sd of recorded levels, shrunk towards the machine's."""
+        return stats.shrunk_sd(levels, prior_sd=self.prior_sd, prior_df=self.prior_df)
+
     def __post_init__(self) -> None:
         if not 0 <= self.floor <= self.cap < 1:
             raise ValueError(f"tolerances of step time need 0 <= floor {self.floor} <= cap {self.cap} < 1")
@@ -61,7 +74,7 @@ class Rule(Value, frozen=True, kw_only=True):
 
 
 OVERRIDES = "overrides.toml"
-"""File of exemptions, among the baselines."""
+"""File of overrides, among the baselines."""
 PRESETS: dict[str, dict[str, int | float]] = {
     "default": {},
     "sensitive": {"floor": 0.01, "pair_floor": 0.005},
@@ -75,7 +88,7 @@ def prior_sd(store: Store, machine: Machine) -> float:
     return store.prior_sd(machine, Rule().prior_sd if machine.is_gpu else CPU_PRIOR_SD)
 
 
-class Exemption(Value, frozen=True, kw_only=True):
+class Override(Value, frozen=True, kw_only=True):
     """Numbers of the rule that hold for some cells only."""
 
     cells: str
@@ -84,7 +97,7 @@ class Exemption(Value, frozen=True, kw_only=True):
     changes: dict[str, int | float]
 
 
-def exemptions(path: Path) -> tuple[Exemption, ...]:
+def overrides(path: Path) -> tuple[Override, ...]:
     """Those of a TOML file, in order; none where there is no file.
 
     [[override]]
@@ -104,10 +117,10 @@ def exemptions(path: Path) -> tuple[Exemption, ...]:
     tables = document.pop("override", None)
     if document or not isinstance(tables, list):
         raise ValueError(f"{path}: holds [[override]] tables and nothing else, found {sorted(document) or tables!r}")
-    return tuple(_exemption(table, f"{path}: override {number}") for number, table in enumerate(tables, start=1))
+    return tuple(_override(table, f"{path}: override {number}") for number, table in enumerate(tables, start=1))
 
 
-def _exemption(table: Any, source: str) -> Exemption:
+def _override(table: Any, source: str) -> Override:
     changes = {name: value for name, value in table.items() if name not in ("cells", "reason")}
     if not str(table.get("reason", "")).strip():
         raise ValueError(f"{source}: needs a reason, which every verdict that it touches will show")
@@ -115,14 +128,14 @@ def _exemption(table: Any, source: str) -> Exemption:
         raise ValueError(f"{source}: needs cells, a pattern of their names, and at least one number of the rule")
     try:
         msgspec.convert(msgspec.to_builtins(Rule()) | changes, Rule)
-        return msgspec.convert({**{key: table[key] for key in ("cells", "reason")}, "changes": changes}, Exemption)
+        return msgspec.convert({**{key: table[key] for key in ("cells", "reason")}, "changes": changes}, Override)
     except (msgspec.ValidationError, ValueError) as error:
         known = ", ".join(Rule.__struct_fields__)
         raise ValueError(f"{source}: {error}; numbers of the rule: {known}") from None
 
 
 def rule_for(
-    cell_id: str, preset: str, baseline: Baseline | None, exempt: tuple[Exemption, ...], prior_sd: float
+    cell_id: str, preset: str, baseline: Baseline | None, chosen: tuple[Override, ...], prior_sd: float
 ) -> tuple[Rule, tuple[str, ...]]:
     """The rule of one cell, and what the reader of its verdict has to know of it.
 
@@ -134,11 +147,11 @@ def rule_for(
         notes.append(f"judged by the default preset: {lacks}")
         preset = "default"
     numbers: dict[str, int | float] = {"prior_sd": prior_sd} | PRESETS[preset]
-    for exemption in exempt:
-        if fnmatch.fnmatchcase(cell_id, exemption.cells):
-            numbers |= exemption.changes
-            said = ", ".join(f"{name} {value:g}" for name, value in exemption.changes.items())
-            notes.append(f"override {said}: {exemption.reason}")
+    for override in chosen:
+        if fnmatch.fnmatchcase(cell_id, override.cells):
+            numbers |= override.changes
+            said = ", ".join(f"{name} {value:g}" for name, value in override.changes.items())
+            notes.append(f"override {said}: {override.reason}")
     return msgspec.convert(msgspec.to_builtins(Rule()) | numbers, Rule), tuple(notes)
 
 
@@ -149,8 +162,8 @@ def _too_coarse(baseline: Baseline, prior_sd: float) -> str | None:
         needs = f"needs {SENSITIVE_RUNS} runs from {SENSITIVE_NIGHTS} nights"
         return f"the sensitive one {needs}, the baseline has {num_runs} from {num_nights}"
     rule, floor = Rule(prior_sd=prior_sd), PRESETS["sensitive"]["floor"]
-    sd = stats.shrunk_sd(baseline.levels, prior_sd=prior_sd, prior_df=rule.prior_df)
-    needed = rule.tolerance_errors * stats.standard_error(sd, RUNS_A_LOOK, num_runs)
+    sd = rule.sd_of(baseline.levels)
+    needed = rule.needed(sd, RUNS_A_LOOK, num_runs)
     if needed <= floor:
         return None
     return (

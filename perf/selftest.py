@@ -18,7 +18,7 @@ from perf.outcome import Outcome
 from perf.record import RunRecord
 from perf.rule import PRESETS, RUNS_A_LOOK, SENSITIVE_RUNS, Rule
 from perf.simulation import Noise, decided, rates
-from perf.stats import robust_sd, run_level, shrunk_sd
+from perf.stats import robust_sd, run_level
 from strategies.value import Value
 
 SLOWDOWNS = (0.01, 0.02, 0.03, 0.05, 0.10)
@@ -133,7 +133,7 @@ def _point(slowdown: float, pools: dict[float, list[float]], noise: Noise, rule:
         decision, _ = decided(baseline, source.choices(changed, k=MOST_RUNS), None, rule)
         alone.append(decision.outcome)
         pairs = list(zip(source.choices(unchanged, k=rule.pairs), source.choices(changed, k=rule.pairs), strict=True))
-        sd = shrunk_sd(baseline, prior_sd=rule.prior_sd, prior_df=rule.prior_df)
+        sd = rule.sd_of(baseline)
         beside.append(compare_pairs(pairs, sd, sensitive).outcome)
     simulated = rates(noise, slowdown, rule, has_reference=False, num_trials=NUM_RESAMPLES)
     return Point(

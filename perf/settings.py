@@ -6,7 +6,7 @@ from perf.cell import SamplingPlan
 from perf.connection import ROOT
 from perf.fault import Fault
 from perf.reference import Reference
-from perf.rule import Exemption
+from perf.rule import Override
 from strategies.value import Value
 
 BASELINES = ROOT / "baselines"
@@ -25,7 +25,7 @@ class Settings(Value, frozen=True, kw_only=True):
     deadline_s: float
     """Of one run, from the request to the last record."""
     preset: str = "default"
-    exemptions: tuple[Exemption, ...] = ()
+    overrides: tuple[Override, ...] = ()
     reference: Reference | None = None
     """A build to measure beside this one."""
     candidate: Reference | None = None

@@ -10,10 +10,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from perf.decision import Decision, Judge, num_pairs
+from perf.decision import Decision, Judge
 from perf.outcome import Outcome
 from perf.rule import RUNS_A_LOOK, Rule
-from perf.stats import shrunk_sd
 from strategies.value import Value
 
 NUM_NIGHTS = 5
@@ -84,11 +83,6 @@ def decided(
         if decision.outcome is not None:
             return decision, num_runs + 2 * num_beside
         num_runs, num_beside = num_runs + decision.more_runs, decision.pairs
-
-
-def pairs_needed(baseline: Sequence[float], rule: Rule) -> int:
-    """Of a comparison side by side of a cell with this baseline."""
-    return num_pairs(shrunk_sd(baseline, prior_sd=rule.prior_sd, prior_df=rule.prior_df), rule)
 
 
 def _nights(

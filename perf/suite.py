@@ -42,7 +42,10 @@ class Suite:
         self._local_baselines = settings.state / "baselines"
         build = msgspec.structs.replace(CANDIDATE, variables=settings.variables)
         if settings.candidate is not None:
-            build = self._opened.enter_context(opened(settings.candidate, settings.variables))
+            try:
+                build = self._opened.enter_context(opened(settings.candidate, settings.variables))
+            except ValueError as error:
+                raise ValueError(f"--perf-candidate {error}") from None
         self._candidate = self._arm("candidate", build, commit=settings.commit, fault=settings.fault)
         self._reference: Arm | None = None
         self._made: set[tuple[str, str, int]] = set()
@@ -73,7 +76,7 @@ class Suite:
     def rule(self, cell: Cell, baseline: Baseline | None) -> tuple[Rule, tuple[str, ...]]:
         """The numbers of the decision, the typical noise of the cell's machine as the prior, and remarks on them."""
         prior = prior_sd(self.store, self.machine(cell))
-        return rule_for(cell.id, self.settings.preset, baseline, self.settings.exemptions, prior)
+        return rule_for(cell.id, self.settings.preset, baseline, self.settings.overrides, prior)
 
     def measure(self, cell: Cell, num_runs: int) -> Measurement:
         """At least so many runs of a cell: those that this test run has already, and the rest in fresh process groups.

@@ -17,9 +17,8 @@ from perf.evidence import explain
 from perf.failure import LaunchError
 from perf.measurement import STEP_TIME, Measurement, ledgers
 from perf.outcome import Outcome
-from perf.pairs import confirmed_shift, judge_pairs
-from perf.results import shown
-from perf.stats import run_level, shrunk_sd
+from perf.pairs import confirmed_shift, judge_pairs, reference_errors, unproven
+from perf.stats import run_level
 from perf.suite import Suite
 from perf.verdict import Course, Verdict, judge, most_urgent
 
@@ -45,7 +44,7 @@ class Trials:
                 baseline, _ = self.suite.recall(cell)
                 if baseline is not None and not self.suite.obstacle(cell):
                     rule, _ = self.suite.rule(cell, baseline)
-                    sd = shrunk_sd(baseline.levels, prior_sd=rule.prior_sd, prior_df=rule.prior_df)
+                    sd = rule.sd_of(baseline.levels)
                     spreads.append((sd, cell.id, cell))
         self._control = min(spreads)[2] if len(spreads) >= LEAST_CELLS else None
         return self._control
@@ -103,7 +102,7 @@ class Trials:
         verdict = self._judge(cell, measurement)
         if (verdict.more_runs or verdict.wanted_pairs) and (shift := self._settled()) is not None:
             if shift.is_the_build:
-                return measurement, _everywhere(verdict, shift)
+                return measurement, everywhere(verdict, shift)
             verdict = self._judge(cell, measurement)
         while verdict.more_runs or verdict.wanted_pairs:
             if verdict.more_runs:
@@ -131,7 +130,11 @@ class Trials:
         )
         verdict = judge(measurement, baseline, invariants, rule, course)
         if unfit := self._unfit_for(cell):
-            verdict = _incomparable(verdict, unfit)
+            verdict = incomparable(verdict, unfit)
+        if course.reference is not None and course.reference.runs and verdict.comparisons:
+            unproved = unproven(measurement, course.reference)
+            if reasons := [*reference_errors(course.reference), *filter(None, [unproved])]:
+                verdict = invalid(verdict, reasons)
         if course.shift:
             remarks = (*remarks, f"less {math.expm1(course.shift) * 100:+.1f} %, by which the whole suite moved")
         return msgspec.structs.replace(verdict, notes=(*remarks, *verdict.notes))
@@ -156,7 +159,8 @@ class Trials:
         then = invariants.ledger if invariants is not None else None
         if reference is not None:
             then = ledgers(self.suite.referenced(cell).runs[-1])
-        folder = shown(results.evidence_folder(cell.id))
+        # As a reader of the report finds it, wherever the checkout lies.
+        folder = str(results.evidence_folder(cell.id).relative_to(results.folder.parent))
         lines = explain(candidate, reference, ledgers(measurement.runs[-1]), then, folder=folder)
         results.write_explanation(cell.id, lines)
         return f"why: {lines[0]}; more in {folder}"
@@ -181,7 +185,7 @@ class Trials:
         if not times or baseline is None or verdict.outcome is Outcome.NOISY:
             return
         rule, _ = self.suite.rule(cell, baseline)
-        sd = shrunk_sd(baseline.levels, prior_sd=rule.prior_sd, prior_df=rule.prior_df)
+        sd = rule.sd_of(baseline.levels)
         change = math.log1p(times[0].change)
         self._screens.append(Screen(cell_id=cell.id, change=change, suspicious=verdict.suspicious, sd=sd))
 
@@ -209,8 +213,8 @@ class Trials:
         levels = [run_level(run.step_times_s) for run in runs]
         return drift_of(levels[:num_runs], levels[num_runs:], screen.sd)
 
-    def _quietest_beside(self) -> float:
-        """What the quietest cells say of the build, beside the reference."""
+    def _quietest_beside(self) -> float | None:
+        """What the quietest cells say of the build, beside the reference; None where that could not be compared."""
         verdicts = []
         for cell_id in quietest(self._screens):
             cell = self._cells[cell_id]
@@ -218,10 +222,11 @@ class Trials:
             rule, _ = self.suite.rule(cell, baseline)
             candidate, reference = self.suite.measure_beside(cell, rule.pairs)
             verdicts.append(judge_pairs(candidate, reference, baseline, invariants, rule, wanted=rule.pairs))
-        return math.log1p(confirmed_shift(verdicts))
+        change = confirmed_shift(verdicts)
+        return None if change is None else math.log1p(change)
 
 
-def _incomparable(verdict: Verdict, reasons: Sequence[str]) -> Verdict:
+def incomparable(verdict: Verdict, reasons: Sequence[str]) -> Verdict:
     """What is said of a cell on a node that is slower than its kind: of its times, nothing."""
     if not verdict.comparisons:
         return verdict
@@ -230,7 +235,14 @@ def _incomparable(verdict: Verdict, reasons: Sequence[str]) -> Verdict:
     )
 
 
-def _everywhere(verdict: Verdict, shift: Shift) -> Verdict:
+def invalid(verdict: Verdict, reasons: Sequence[str]) -> Verdict:
+    """What is said of a cell whose reference is none."""
+    return msgspec.structs.replace(
+        verdict, outcome=Outcome.INVALID, reasons=tuple(reasons), comparisons=(), more_runs=0, wanted_pairs=0
+    )
+
+
+def everywhere(verdict: Verdict, shift: Shift) -> Verdict:
     """What is said of a suspicious cell when the whole suite became slower with the build."""
     return msgspec.structs.replace(_with_time(verdict, Outcome.REGRESSED), reasons=(shift.text,))
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from perf.measurement import measure
 from perf.outcome import Outcome
-from perf.pairs import between_runs, judge_pairs, unproven
+from perf.pairs import between_runs, confirmed_shift, judge_pairs, reference_errors, unproven
 from perf.provenance import Imported
 from perf.rule import Rule
 from strategies.spec import LinkProfile
@@ -112,6 +112,34 @@ def test_what_cannot_be_compared_is_said(case):
     assert verdict.outcome == outcome
     assert says in verdict.reasons[0]
     assert verdict.comparisons == ()
+
+
+def test_only_runs_of_a_pair_have_to_prove_what_they_imported():
+    alone = arm("candidate", None, (0.1,) * 6)
+    paired = [run if run.index < 2 else replace(change_ranks(run, imported=MINE)) for run in alone.runs]
+    beside = [run for run in arm("reference", OTHER, (0.1,) * 6).runs if run.index >= 2]
+    mine = measure(CELL, PLAN, paired)
+    assert unproven(mine, measure(CELL, PLAN, beside)) is None
+    assert "run 0 of the candidate" in unproven(mine, reference(*(0.1,) * 6))
+
+
+def test_nothing_is_compared_with_a_reference_that_is_wrong_or_incomplete():
+    assert reference_errors(reference()) == []
+    for changes, says in (
+        ({"tokens_per_step": 1}, "tokens a step"),
+        ({"losses": ()}, "losses of 0 of 15 steps"),
+        ({"step_times_s": (0.1,) * 9}, "9 of 10 measured steps"),
+    ):
+        found = reference_errors(reference(**changes))
+        assert found
+        assert found[0].startswith("reference: ")
+        assert says in found[0]
+
+
+def test_shift_is_not_confirmed_by_cells_that_could_not_be_compared():
+    wrong = judged(candidate(losses=(3.0,) * 14 + (None,)), reference())
+    assert confirmed_shift([wrong]) is None
+    assert confirmed_shift([wrong, judged(candidate(*(0.11,) * 4), reference())]) == pytest.approx(0.1)
 
 
 def test_ranks_that_imported_different_code_prove_nothing():

@@ -41,6 +41,8 @@ def test_collection_names_every_cell_and_writes_nothing(suite_runs):
         ("--perf-ab-env=NAME", "--perf-ab-env NAME: write NAME=VALUE"),
         ("--perf-candidate=HEAD", "--perf-candidate goes with --perf-ab"),
         ("--perf-pairs=0", "--perf-pairs 0: must be at least 1"),
+        ("--perf-ab-env=A=B --perf-runs=5", "its runs are pairs: --perf-pairs N"),
+        ("--perf-soak=0", "--perf-soak 0: must be at least 1 timed step"),
         ("--perf-time-budget=soon", "time budget 'soon': write 2h"),
         ("--perf-timeout=0", "must be more than 0 seconds"),
         ("--perf-checkpoint=nowhere", "no folder with *.safetensors"),
@@ -48,7 +50,7 @@ def test_collection_names_every_cell_and_writes_nothing(suite_runs):
     ],
 )
 def test_bad_option_is_one_usage_error_and_writes_nothing(suite_runs, option, says):
-    outcomes = suite_runs.run(option, plan=())
+    outcomes = suite_runs.run(*option.split(), plan=())
     assert outcomes.exit_code == pytest.ExitCode.USAGE_ERROR
     assert says in outcomes.text
     assert "Traceback" not in outcomes.text

@@ -29,6 +29,11 @@ def repository(tmp_path, monkeypatch):
     return root
 
 
+def num_worktrees(repository):
+    listed = subprocess.run(["git", "-C", repository, "worktree", "list"], capture_output=True, text=True, check=True)
+    return len(listed.stdout.splitlines())
+
+
 def test_git_ref_is_checked_out_beside_and_gone_afterwards(repository):
     reference = parse("HEAD~1")
     assert len(reference.commit) == 40
@@ -38,10 +43,7 @@ def test_git_ref_is_checked_out_beside_and_gone_afterwards(repository):
         assert (repository / "strategies" / "number.py").read_text() == "NUMBER = 2\n"
         place = build.root.parent
     assert not place.exists()
-    worktrees = subprocess.run(
-        ["git", "-C", repository, "worktree", "list"], capture_output=True, text=True, check=True
-    )
-    assert len(worktrees.stdout.splitlines()) == 1
+    assert num_worktrees(repository) == 1
 
 
 def test_worktree_is_gone_after_an_error_too(repository):
@@ -49,6 +51,23 @@ def test_worktree_is_gone_after_an_error_too(repository):
         place = build.root.parent
         raise KeyboardInterrupt
     assert not place.exists()
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_one(repository):
+    hold = (
+        "import pathlib, sys, time; from perf import reference as room\nroom.ROOT = pathlib.Path(sys.argv[1])\n"
+        "with room.opened(room.parse('HEAD~1')) as build: print(build.root.parent, flush=True); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", hold, str(repository)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        place = Path(process.stdout.readline().strip())
+        with opened(parse("HEAD")):
+            assert (place / "source" / "strategies").is_dir(), "of a process that lives"
+        process.kill()
+    assert place.exists()
+    with opened(parse("HEAD")):
+        assert not place.exists()
+    assert num_worktrees(repository) == 1
 
 
 def test_folder_gives_its_strategies_and_the_candidate_its_perf(tmp_path):

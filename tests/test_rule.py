@@ -1,8 +1,8 @@
-"""Room perf/rule.py: presets, what the sensitive one needs, and exemptions with their reasons."""
+"""Room perf/rule.py: presets, what the sensitive one needs, and overrides with their reasons."""
 
 import pytest
 
-from perf.rule import PRESETS, Rule, exemptions, rule_for
+from perf.rule import PRESETS, Rule, overrides, rule_for
 from tests.factory import baseline, write_text
 
 CELL = "ddp-tiny-eager-w2-gloo"
@@ -53,13 +53,13 @@ reason = "the host's clock moves it"
 
 
 def test_override_holds_for_its_cells_and_is_shown_with_its_reason(tmp_path):
-    exempt = exemptions(write_text(tmp_path / "overrides.toml", OVERRIDE))
-    rule, remarks = rule_for(CELL, "default", None, exempt, QUIET_SD)
+    chosen = overrides(write_text(tmp_path / "overrides.toml", OVERRIDE))
+    rule, remarks = rule_for(CELL, "default", None, chosen, QUIET_SD)
     assert (rule.floor, rule.pairs, rule.prior_sd) == (0.04, 8, QUIET_SD)
     assert remarks == ("override floor 0.04, pairs 8: the host's clock moves it",)
-    rule, remarks = rule_for("fsdp2-tiny-eager-w2-gloo", "default", None, exempt, QUIET_SD)
+    rule, remarks = rule_for("fsdp2-tiny-eager-w2-gloo", "default", None, chosen, QUIET_SD)
     assert (rule.floor, remarks) == (0.025, ())
-    assert exemptions(tmp_path / "none.toml") == ()
+    assert overrides(tmp_path / "none.toml") == ()
 
 
 @pytest.mark.parametrize(
@@ -80,4 +80,4 @@ def test_override_holds_for_its_cells_and_is_shown_with_its_reason(tmp_path):
 def test_override_that_cannot_be_meant_is_refused_with_its_place(tmp_path, old, new, says):
     assert OVERRIDE.count(old) == 1
     with pytest.raises(ValueError, match=says):
-        exemptions(write_text(tmp_path / "overrides.toml", OVERRIDE.replace(old, new)))
+        overrides(write_text(tmp_path / "overrides.toml", OVERRIDE.replace(old, new)))

@@ -6,8 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from perf.fault import Fault, FaultKind
+from perf.gate import memory_found
 from perf.selftest import SelfTest, evaluate, fit, planted, table
-from tests.factory import run_record
+from strategies.spec import LinkProfile
+from tests.factory import cell, run_record
 from tests.suite_runs import DDP
 
 
@@ -99,3 +101,15 @@ def test_self_test_that_cannot_be_meant_is_refused(suite_runs, option, says):
     outcomes = suite_runs.run("--perf-selftest", option)
     assert outcomes.exit_code == pytest.ExitCode.USAGE_ERROR
     assert says in outcomes.text
+
+
+@pytest.mark.parametrize(
+    ("peak_gib", "more_mib", "found"), [(50, 64, True), (50, 0, False), (62, 64, True), (63, 64, None)]
+)
+def test_extra_memory_is_asked_of_cells_in_which_it_is_beyond_the_tolerance(peak_gib, more_mib, found):
+    of, peak = cell(link=LinkProfile.NATIVE), peak_gib * 2**30
+    runs = [run_record(of, index=index, allocated_bytes=peak) for index in range(3)]
+    assert memory_found(of, runs) is None
+    fault = Fault(kind=FaultKind.EXTRA_MEMORY, amount=64.0)
+    more = [run_record(of, index=index, allocated_bytes=peak + more_mib * 2**20) for index in range(3, 6)]
+    assert memory_found(of, [*runs, *(replace(run, fault=fault) for run in more)]) is found

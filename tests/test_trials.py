@@ -9,10 +9,14 @@ from msgspec.structs import replace
 
 from perf import baseline as baselines
 from perf.baseline import Baseline, Invariants
+from perf.breaker import Shift
 from perf.connection import ROOT
 from perf.measurement import STEP_TIME
 from perf.outcome import Outcome
-from tests.factory import write_text
+from perf.rule import Rule
+from perf.trials import everywhere, incomparable, invalid
+from perf.verdict import Course, judge
+from tests.factory import baseline, invariants, measurement, write_text
 from tests.suite_runs import DDP, SINGLE, seed_that_begins_with
 
 
@@ -151,6 +155,50 @@ def test_suite_that_moved_as_a_whole_is_said_once_and_its_size_subtracted(suite_
     assert first_reruns[0] == shift.control, "measured again before any suspicious cell"
     assert Outcome.ENVIRONMENT in outcomes.by_cell.values()
     assert Outcome.PASS not in outcomes.by_cell.values()
+
+
+def judged_slow():
+    slow, stored = measurement(step_times_s=(0.2,) * 3), baseline(nights=((0.1,) * 3,) * 3)
+    return judge(slow, stored, invariants(), Rule(), Course(runs_a_look=3))
+
+
+def test_time_on_a_node_below_its_kind_is_not_comparable_and_memory_is():
+    undecided = judged_slow()
+    assert undecided.more_runs == 3
+    verdict = incomparable(undecided, ["GEMM 640 is 80.7 % of the recorded 793"])
+    assert (verdict.outcome, verdict.more_runs) == (Outcome.ENVIRONMENT, 0)
+    assert verdict.reasons == ("not comparable: GEMM 640 is 80.7 % of the recorded 793",)
+    hungry = replace(undecided, comparisons=tuple(
+        replace(row, outcome=Outcome.REGRESSED) if row.metric != STEP_TIME else row for row in undecided.comparisons
+    ))  # fmt: skip
+    assert incomparable(hungry, ["slow"]).outcome is Outcome.REGRESSED
+    wrong = replace(undecided, outcome=Outcome.WRONG, comparisons=())
+    assert incomparable(wrong, ["slow"]).outcome is Outcome.WRONG
+
+
+def test_suspicious_cell_of_a_suite_that_the_build_slowed_down_is_red_without_more_runs():
+    shift = Shift(num_cells=5, num_suspicious=5, change=0.7, beside=0.7)
+    verdict = everywhere(judged_slow(), shift)
+    assert (verdict.outcome, verdict.more_runs, verdict.reasons) == (Outcome.REGRESSED, 0, (shift.text,))
+
+
+def test_cell_beside_a_reference_that_is_none_is_no_measurement():
+    verdict = invalid(judged_slow(), ["reference: run 0 has no losses"])
+    assert (verdict.outcome, verdict.comparisons, verdict.more_runs) == (Outcome.INVALID, (), 0)
+
+
+@pytest.mark.long
+def test_reference_that_computes_something_else_decides_nothing(recorded, tmp_path):
+    shutil.copytree(ROOT / "strategies", tmp_path / "wrong" / "strategies")
+    model = tmp_path / "wrong" / "strategies" / "sharded.py"
+    text = model.read_text(encoding="utf-8")
+    counted = "return all(at == 0 for axis, at in pairs if axis not in DATA_AXES | CONTEXT_AXES)"
+    assert text.count(counted) == 1
+    model.write_text(text.replace(counted, "return False"), encoding="utf-8")
+    recorded.be_steady(DDP, factor=0.1)
+    outcomes = recorded.run("-k", "ddp", f"--perf-reference={tmp_path / 'wrong'}")
+    assert outcomes.by_cell == {DDP: Outcome.INVALID}, outcomes.text
+    assert "reference: every run: 0 tokens a step" in outcomes.text
 
 
 def test_time_budget_leaves_cells_out_and_a_soak_is_one_long_run(recorded):

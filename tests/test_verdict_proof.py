@@ -123,7 +123,10 @@ MUTANTS = {
     "slower is never called": ("Outcome.REGRESSED if is_slower else", "Outcome.PASS if is_slower else"),
     "faster is never called": ("Outcome.IMPROVED if self._exceeds", "Outcome.PASS if self._exceeds"),
     "a millisecond of either sign": ("sign * difference_s > least_s", "sign * difference_s < least_s"),
-    "tolerance without a cap of sense": ("max(self._needed(num_runs), self._rule.floor)", "0.5"),
+    "tolerance without a cap of sense": (
+        "return self._rule.tolerance(self._sd, num_runs, self._num_baseline)",
+        "return 0.5",
+    ),
     "less memory fails": ("value > highest + room", "value < highest + room"),
     "share of runs inverted": (f"{GROWN} > len(values)", f"{GROWN} < len(values)"),
     "memory of baseline and run swapped": (

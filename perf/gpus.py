@@ -131,7 +131,9 @@ class GpuWatch:
     def _watch(self) -> None:
         while not self._stop.wait(self._every_s):
             for gpu in self._gpus:
-                self._samples[gpu.uuid].append(_sample(gpu.uuid))
+                sample = _sample(gpu.uuid)
+                if sample is not None:
+                    self._samples[gpu.uuid].append(sample)
 
 
 def settle(gpus: tuple[Gpu, ...], within_s: float = 20.0) -> None:
@@ -178,8 +180,11 @@ def _use(uuid: str, samples: list[dict[str, Any]], foreign_pids: tuple[int, ...]
     )
 
 
-def _sample(uuid: str) -> dict[str, Any]:
+def _sample(uuid: str) -> dict[str, Any] | None:
+    """None for a GPU that the driver has lost, or never knew: asked about no handle, the library itself can crash."""
     handle = tell(lambda: pynvml.nvmlDeviceGetHandleByUUID(uuid))
+    if handle is None:
+        return None
     memory = tell(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
     power_mw = tell(lambda: pynvml.nvmlDeviceGetPowerUsage(handle))
     return {

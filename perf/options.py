@@ -1,6 +1,5 @@
 """The `--perf-...` options of pytest: declared, and read into settings."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -182,8 +181,7 @@ def _reference(config: pytest.Config) -> tuple[Reference | None, tuple[tuple[str
         reference = parse(said)
     except ValueError as error:
         raise ValueError(f"{name} {error}") from None
-    is_this = reference.folder == str(ROOT) or reference.python == str(Path(sys.executable).absolute())
-    if is_this and not variables and option("perf_candidate") is None:
+    if reference.is_this_build and not variables and option("perf_candidate") is None:
         raise ValueError(f"{name} {said}: is this very build; nothing would be compared with nothing")
     return reference, tuple(variables)
 

@@ -32,6 +32,13 @@ class Reference(Value, frozen=True, kw_only=True):
     """A tree with `strategies`."""
     python: str | None = None
 
+    @property
+    def is_this_build(self) -> bool:
+        """Whether it names this checkout, or the interpreter that runs this, by whichever of its names."""
+        return self.folder == str(ROOT) or (
+            self.python is not None and _environment(self.python) == _environment(sys.executable)
+        )
+
 
 class Build(Value, frozen=True, kw_only=True):
     """One side of a comparison: what a server is started with."""
@@ -99,6 +106,14 @@ def remove_left_behind() -> None:
         pid = place.name.removeprefix(PREFIX).partition("-")[0]
         if pid.isdigit() and not psutil.pid_exists(int(pid)):
             _remove(place)
+
+
+def _environment(python: str) -> tuple[Path, Path]:
+    """What tells an interpreter from others: the folder it stands in, and what it is a link to.
+
+    Neither is enough: bin/ holds python and python3, and the python of each environment is a link to one and the same.
+    """
+    return Path(python).parent.resolve(), Path(python).resolve()
 
 
 def _remove(place: Path) -> None:

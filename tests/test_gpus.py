@@ -60,13 +60,15 @@ class Driver(SimpleNamespace):
     NVMLError = gpus.pynvml.NVMLError
     NOT_SUPPORTED = gpus.pynvml.NVML_ERROR_NOT_SUPPORTED
     is_open = False
+    asked_about_nothing = False
 
     def __getattr__(self, name):
         """Every other question: the driver does not know."""
         if not name.startswith("nvml"):
             raise AttributeError(name)
 
-        def ask(*_):
+        def ask(*arguments):
+            self.asked_about_nothing |= None in arguments
             raise self.NVMLError(self.NOT_SUPPORTED)
 
         return ask
@@ -158,6 +160,23 @@ def test_watch_keeps_the_extremes_and_tells_throttling_from_a_power_cap(monkeypa
     assert (hot.foreign_pids, cool.foreign_pids) == ((4711,), ())
     assert (hot.used_bytes, cool.used_bytes, hot.total_bytes) == (60, 61, 100)
     assert hot.temperature_c is None
+
+
+class LosingDriver(BusyDriver):
+    """The first GPU falls off the bus; the library may crash when it is asked about no handle."""
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):  # noqa: N802
+        if uuid == "GPU-0":
+            raise self.NVMLError(gpus.pynvml.NVML_ERROR_GPU_IS_LOST)
+        return 1
+
+
+def test_lost_gpu_is_unknown_and_nothing_more_is_asked_about_it(monkeypatch):
+    driver = LosingDriver()
+    lost, kept = watched(monkeypatch, driver)
+    assert (lost.sm_clock_mhz, lost.power_capped, lost.used_bytes, lost.foreign_pids) == (None, None, None, None)
+    assert kept.used_bytes == 61
+    assert not driver.asked_about_nothing
 
 
 def test_driver_that_tells_nothing_is_unknown_and_no_fault(monkeypatch):

@@ -64,9 +64,10 @@ def test_server_that_cannot_start_is_a_preflight_without_ceilings(tmp_path):
 
 
 def test_ranks_that_fail_leave_the_health_and_the_error(launcher):
-    """One GPU more than this machine can have."""
-    gpus = tuple(Gpu(name="NVIDIA H200", uuid=f"GPU-none-{n}", memory_gib=140, power_limit_w=700) for n in range(65))
-    found = examine(launcher, replace(BARE, gpus=gpus[:1] if not this_node().gpus else gpus), deadline_s=60.0)
+    """One GPU more than this machine has."""
+    count = len(this_node().gpus) + 1
+    gpus = tuple(Gpu(name="NVIDIA H200", uuid=f"GPU-none-{n}", memory_gib=140, power_limit_w=700) for n in range(count))
+    found = examine(launcher, replace(BARE, gpus=gpus), deadline_s=60.0)
     assert found.ceilings is None
     assert found.failure
     assert found.software == launcher.start().software

@@ -83,7 +83,17 @@ def test_folder_gives_its_strategies_and_the_candidate_its_perf(tmp_path):
 def test_interpreter_or_its_environment_measures_this_checkout(tmp_path):
     for said in (sys.executable, str(Path(sys.executable).parent.parent)):
         with opened(parse(said)) as build:
-            assert (build.python, build.root) == (sys.executable, ROOT)
+            assert (Path(build.python).parent, build.root) == (Path(sys.executable).parent, ROOT)
+
+
+def test_this_build_is_known_by_each_of_its_names(tmp_path):
+    names = [name for name in ("python", "python3") if (Path(sys.executable).parent / name).exists()]
+    said = [sys.executable, str(Path(sys.executable).parent.parent), str(ROOT)]
+    assert [parse(name).is_this_build for name in said] == [True] * 3
+    assert all(parse(str(Path(sys.executable).parent / name)).is_this_build for name in names)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(Path(sys.executable).resolve())
+    assert not parse(str(tmp_path)).is_this_build, "another environment of the same interpreter"
 
 
 def test_variables_alone_are_compared_with_their_absence():

@@ -165,6 +165,8 @@ def _headline(new: RankTrace, old: RankTrace | None, parts: Sequence[Part]) -> s
         return f"{text}: the profiled steps are not slower"
     name, fields = max(parts, key=lambda part: _time(new, part[1]) - _time(old, part[1]))
     part_s = _time(new, fields) - _time(old, fields)
+    if round(part_s / change_s, 2) > 1:  # another part became shorter
+        return f"{text}: {name} alone is {_signed(part_s)}"
     return f"{text}: {_percent(part_s / change_s)} of it is {name}"
 
 

@@ -24,6 +24,9 @@ PEAK_ALLOCATED = Metric(name="peak_allocated_bytes", title="peak allocated", uni
 PEAK_RESERVED = Metric(name="peak_reserved_bytes", title="peak reserved", unit="bytes", better="lower")
 PEAK_RESIDENT = Metric(name="peak_resident_bytes", title="peak resident", unit="bytes", better="lower")
 
+HOST_BOUND_SHARE = 0.9
+"""Of the step time."""
+
 
 def _over_ranks(pick: Callable[[RankRecord], int | None]) -> Callable[[RunRecord], float | None]:
     """The largest value over ranks; None when a rank has none."""
@@ -112,6 +115,19 @@ def straggler(run: RunRecord) -> tuple[int, float] | None:
     lags = [(max(times) - min(times), run.ranks[times.index(max(times))].rank) for times in zip(*arrivals, strict=True)]
     lag_s, rank = max(lags)
     return rank, lag_s
+
+
+def is_host_bound(measurement: Measurement) -> bool:
+    """Whether the host may be what limits the steps, in part at least; also where that is not known.
+
+    It may where it issues the last kernel of a step shortly before the step ends. Where GPUs are behind, what is queued
+    by then lasts longer: launches wait for room in a queue of about a thousand.
+    """
+    shares = [
+        None if run.issue_time_s is None else run.issue_time_s / statistics.median(run.step_times_s)
+        for run in measurement.runs
+    ]
+    return any(share is None or share > HOST_BOUND_SHARE for share in shares)
 
 
 def disturbances(measurement: Measurement) -> list[str]:

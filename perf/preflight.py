@@ -5,6 +5,7 @@ A node that is ill, or below what machines of its key have reached, measures its
 
 import platform
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import ClassVar
 
@@ -61,6 +62,25 @@ class Preflight(Value, frozen=True, kw_only=True):
     @property
     def faults(self) -> list[str]:
         return [finding.text for finding in self.findings if finding.severity is Severity.FAULT]
+
+
+class Doubts(Value, frozen=True, kw_only=True):
+    """Why times of this node are not comparable with those of others of its key, in words."""
+
+    of_all_cells: tuple[str, ...] = ()
+    of_host_bound_cells: tuple[str, ...] = ()
+
+    def of_cell(self, *, is_host_bound: bool) -> tuple[str, ...]:
+        return self.of_all_cells + (self.of_host_bound_cells if is_host_bound else ())
+
+
+def doubts(preflight: Preflight, recorded: RecordedCeilings | None) -> Doubts:
+    """`recorded` None: nothing is, and each rate has only to be a positive number."""
+    if recorded is None:
+        return Doubts(of_all_cells=(*preflight.faults, *invalid(preflight)))
+    of_node = compare(preflight, recorded, [kind for kind in KINDS if not kind.of_host])
+    of_host = [reason for reason in compare(preflight, recorded) if reason not in of_node]
+    return Doubts(of_all_cells=(*preflight.faults, *of_node), of_host_bound_cells=tuple(of_host))
 
 
 def examine(launcher: Launcher, node: Node, *, source: Source | None = None, deadline_s: float = 120.0) -> Preflight:
@@ -123,7 +143,7 @@ def measure(launcher: Launcher, node: Node, *, deadline_s: float) -> Ceilings:
     return ceilings_of(protocol, records)
 
 
-def compare(preflight: Preflight, recorded: RecordedCeilings) -> list[str]:
+def compare(preflight: Preflight, recorded: RecordedCeilings, kinds: Sequence[Kind] = KINDS) -> list[str]:
     """Why the node is not comparable with the record of its key; empty: it is.
 
     On GPUs, a ceiling that is lower than its record by more than the tolerance of its `Kind`. On a CPU no rate is held
@@ -136,7 +156,7 @@ def compare(preflight: Preflight, recorded: RecordedCeilings) -> list[str]:
     if preflight.ceilings.protocol != recorded.ceilings.protocol:
         return [f"measured by {preflight.ceilings.protocol}, recorded by {recorded.ceilings.protocol}; record it again"]
     reasons = []
-    for kind in KINDS:
+    for kind in kinds:
         reason = shortfall(
             kind, preflight.ceilings, recorded.ceilings, tolerance=kind.tolerance if preflight.machine.is_gpu else None
         )

@@ -15,9 +15,10 @@ from perf.breaker import LEAST_CELLS, Screen, Shift, drift_of, quietest, tripped
 from perf.cell import Cell
 from perf.evidence import explain
 from perf.failure import LaunchError
-from perf.measurement import STEP_TIME, Measurement, ledgers
+from perf.measurement import STEP_TIME, Measurement, is_host_bound, ledgers
 from perf.outcome import Outcome
 from perf.pairs import confirmed_shift, judge_pairs, reference_errors, unproven
+from perf.preflight import Doubts
 from perf.stats import run_level
 from perf.suite import Suite
 from perf.verdict import Course, Verdict, judge, most_urgent
@@ -32,7 +33,7 @@ class Trials:
         self._cells: dict[str, Cell] = {}
         self._failed: dict[str, LaunchError | ValueError] = {}
         self._shift: Shift | None = None
-        self._unfit: list[str] | None = None
+        self._doubts: Doubts | None = None
         self._control: Cell | None = None
         self._is_settled = False
 
@@ -59,7 +60,7 @@ class Trials:
             return None
         try:
             self._recall(cell)
-            self._unfit_for(cell)
+            self._doubts_of(cell)
             measurement = suite.measure(cell, suite.plan.runs)
             verdict = self._judge(cell, measurement)
         except (LaunchError, ValueError) as error:
@@ -89,7 +90,7 @@ class Trials:
         if error := self._failed.pop(cell.id, None):
             raise error
         self._recall(cell)
-        self._unfit_for(cell)
+        self._doubts_of(cell)
         measurement, verdict = self._side_by_side(cell) if self.suite.settings.side_by_side else self._in_stages(cell)
         if verdict.outcome is Outcome.REGRESSED and self.suite.settings.evidence:
             verdict = msgspec.structs.replace(verdict, notes=(*verdict.notes, self._why(cell, measurement)))
@@ -129,23 +130,23 @@ class Trials:
             shift=0.0 if shift is None else shift.size,
         )
         verdict = judge(measurement, baseline, invariants, rule, course)
-        if unfit := self._unfit_for(cell):
-            verdict = incomparable(verdict, unfit)
+        if reasons := self._doubts_of(cell).of_cell(is_host_bound=is_host_bound(measurement)):
+            verdict = incomparable(verdict, reasons)
         if course.reference is not None and course.reference.runs and verdict.comparisons:
             unproved = unproven(measurement, course.reference)
-            if reasons := [*reference_errors(course.reference), *filter(None, [unproved])]:
-                verdict = invalid(verdict, reasons)
+            if errors := [*reference_errors(course.reference), *filter(None, [unproved])]:
+                verdict = invalid(verdict, errors)
         if course.shift:
             remarks = (*remarks, f"less {math.expm1(course.shift) * 100:+.1f} %, by which the whole suite moved")
         return msgspec.structs.replace(verdict, notes=(*remarks, *verdict.notes))
 
-    def _unfit_for(self, cell: Cell) -> list[str]:
+    def _doubts_of(self, cell: Cell) -> Doubts:
         """Why this node is not comparable with others of its kind, asked once, before its GPUs are measured."""
         if cell.device_kind == "cpu" or not self.suite.has_gpus:
-            return []
-        if self._unfit is None:
-            self._unfit = self.suite.examine()
-        return self._unfit
+            return Doubts()
+        if self._doubts is None:
+            self._doubts = self.suite.examine()
+        return self._doubts
 
     def _why(self, cell: Cell, measurement: Measurement) -> str:
         """What profiled runs say of the regression: kept whole, its first line given. They change no verdict."""

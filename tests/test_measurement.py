@@ -12,6 +12,7 @@ from perf.measurement import (
     STEP_TIME,
     THROUGHPUT,
     gaps,
+    is_host_bound,
     ledgers,
     measure,
     straggler,
@@ -208,3 +209,17 @@ def test_all_gaps_are_said():
     found = gaps(of_runs(msgspec.structs.replace(run, teardown_hang=True)))
     assert len(found) == 6
     assert {text.partition(" has")[0] for text in found} >= {"run 4 rank 0", "run 4 rank 1", "1 of 3 runs"}
+
+
+def issued(*issue_times_s):
+    """One run of 100 ms steps for each time that the host took to issue one."""
+    runs = [run_record(GPU_CELL, index=index, step_time_s=0.1) for index in range(len(issue_times_s))]
+    return of_runs(*(change_ranks(run, issue_time_s=s) for run, s in zip(runs, issue_times_s, strict=True)))
+
+
+@pytest.mark.parametrize(
+    ("issue_times_s", "bound"),
+    [((0.05, 0.09), False), ((0.05, 0.0901), True), ((0.099, 0.099), True), ((0.05, None), True)],
+)
+def test_host_bound_is_a_cell_whose_steps_are_hardly_issued_in_time(issue_times_s, bound):
+    assert is_host_bound(issued(*issue_times_s)) is bound

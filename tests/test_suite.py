@@ -9,10 +9,18 @@ import pytest
 from msgspec.structs import replace
 from safetensors.numpy import save_file
 
+from perf import baseline as baselines
 from perf import jsonfile
 from perf.connection import ROOT
+from perf.hardware import Node
 from perf.outcome import Outcome
+from perf.progress import Progress
 from perf.record import RunRecord
+from perf.results import Results
+from perf.settings import Settings
+from perf.suite import Suite
+from tests import nodes
+from tests.factory import PLAN
 from tests.suite_runs import DDP, SINGLE
 
 
@@ -116,3 +124,21 @@ def test_time_of_a_run_holds_no_imports_of_the_server(suite_runs):
     assert runs[0].server_start_up_s > 1.0
     assert runs[0].wall_s < runs[0].server_start_up_s
     assert [run.server_start_up_s for run in runs[1:]] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(("launches", "looks"), [((130e3,), 1), ((65e3, 130e3), 2), ((65e3, 65e3), 2)])
+def test_node_that_falls_short_is_looked_at_again(monkeypatch, tmp_path, launches, looks):
+    """Its launch rate differs from one start of the ranks to the next; twice too low is believed."""
+    record = nodes.recorded(nodes.ceilings(launches_per_s=nodes.rate(130e3)))
+    baselines.write(tmp_path / "baselines", record)
+    seen = iter([nodes.preflight(ceilings=nodes.ceilings(launches_per_s=nodes.rate(rate))) for rate in launches])
+    monkeypatch.setattr("perf.suite.examine", lambda *_, **__: next(seen))
+    options = {"matrix": "auto", "plan": PLAN, "deadline_s": 60.0, "baselines": tmp_path / "baselines"}
+    settings = Settings(**options, state=tmp_path / "state")
+    node = Node(cpu="Test CPU", cpu_cores=2, gpus=nodes.VISIBLE)
+    suite = Suite(settings, node, Results(tmp_path / "results"), Progress(1, None))
+    found = suite.examine()
+    assert next(seen, None) is None
+    assert suite.results.preflight().ceilings.launches_per_s.median == launches[looks - 1]
+    assert bool(found.of_host_bound_cells) is (launches[-1] < 130e3)
+    assert not found.of_all_cells

@@ -65,7 +65,7 @@ def test_comparison_side_by_side_interleaves_two_builds_and_proves_it(recorded, 
     end_of_docstring = body.index('"""', body.index('"""') + 3) + 3
     slow = body[:end_of_docstring] + "\n    import time\n\n    time.sleep(0.1)" + body[end_of_docstring:]
     sharded.write_text(text.replace(body, slow), encoding="utf-8")
-    builds = (f"--perf-ab={tmp_path / 'slow'}", f"--perf-candidate={ROOT}")
+    builds = (f"--perf-ab={tmp_path / 'slow'}", f"--perf-candidate={ROOT}", "--perf-commit=said")
     outcomes = recorded.run("-k", "ddp", *builds, "--perf-pairs=2")
     assert outcomes.by_cell == {DDP: Outcome.IMPROVED}, outcomes.text
     assert "override cap 0.9, pair_floor 0.5: shown to whoever reads it" in outcomes.text
@@ -75,14 +75,16 @@ def test_comparison_side_by_side_interleaves_two_builds_and_proves_it(recorded, 
     assert [run.arm for run in order] == ["reference", "candidate", "candidate", "reference"]
     for runs, folder in ((mine, ROOT / "strategies"), (other, tmp_path / "slow" / "strategies")):
         assert {rank.imported.strategies for run in runs for rank in run.ranks} == {str(folder)}
+    assert (mine[0].environment.commit, other[0].environment.commit) == ("said", None)
     assert mine[0].ranks[0].imported.digest != other[0].ranks[0].imported.digest
 
 
 def test_variable_on_and_off_are_compared_on_one_build(recorded):
-    outcomes = recorded.run(
-        "-k", "ddp", "--perf-ab-env=OMP_DYNAMIC=TRUE", "--perf-pairs=1", "--perf-plant=slow_step=4", evidence=True
-    )
+    options = ("--perf-ab-env=OMP_DYNAMIC=TRUE", "--perf-pairs=1", "--perf-plant=slow_step=4", "--perf-commit=said")
+    outcomes = recorded.run("-k", "ddp", *options, evidence=True)
     assert outcomes.by_cell == {DDP: Outcome.REGRESSED}, outcomes.text
+    runs = [*outcomes.results.runs(DDP), *outcomes.results.reference_runs(DDP)]
+    assert [run.environment.commit for run in runs] == ["said"] * 2, "both are this tree"
     assert "changed: OMP_DYNAMIC unset -> TRUE" in outcomes.text
     assert "accept:" not in outcomes.text, "there is no baseline to change"
     assert re.search(r"why: step \d+\.\d ms -> \d+\.\d ms, \+", outcomes.text)

@@ -43,8 +43,8 @@ class Gate:
     def measure(self, cell: Cell) -> SelfTest:
         """The operating curve of the gate on this cell, from fresh runs; fails the test when one gives no record."""
         try:
-            faults = planted(self._slowdowns, memory=cell.device_kind == "cuda")
-            runs = self._suite.sample(cell, faults, self._num_runs)
+            faults = planted(self._slowdowns, self._num_runs, memory=cell.device_kind == "cuda")
+            runs = self._suite.sample(cell, faults)
         except (LaunchError, ValueError) as error:
             reason = str(error)
         else:

@@ -271,6 +271,8 @@ def _results(config: pytest.Config) -> Results:
     resumed: Path | None = config.getoption("perf_resume")
     if resumed is None:
         return Results(unused_folder(config.getoption("perf_results")))
+    if config.getoption("perf_selftest"):
+        return Results.open_selftest(resumed)
     results = Results.open(resumed)
     results.check_resumable(config.stash[SETTINGS].plan, config.stash[CELLS])
     return results

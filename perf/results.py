@@ -27,7 +27,7 @@ from perf.record import Environment, RunRecord
 from perf.verdict import Verdict
 from strategies.value import Value
 
-MANIFEST, SHIFT, REFERENCE = "manifest.json", "shift.json", "reference"
+MANIFEST, SHIFT, REFERENCE, SELFTEST = "manifest.json", "shift.json", "reference", "selftest"
 EXPLANATION = "evidence.txt"
 PREFLIGHT = "preflight.json"
 
@@ -115,6 +115,13 @@ class Results:
             raise ValueError(f"{folder} is not a test run: it has no {MANIFEST}; pass a folder below results/")
         return cls(folder)
 
+    @classmethod
+    def open_selftest(cls, folder: Path) -> "Results":
+        """Those of an interrupted self-test. Raises ValueError when the folder is none."""
+        if not (folder / SELFTEST).is_dir():
+            raise ValueError(f"{folder} is no self-test: it has no {SELFTEST}/; pass a folder below results/")
+        return cls(folder)
+
     def exists(self) -> bool:
         return (self.folder / MANIFEST).is_file()
 
@@ -158,7 +165,11 @@ class Results:
 
     def write_sample(self, run: RunRecord) -> None:
         """A run of the self-test, with a fault planted or not."""
-        jsonfile.write(self.folder / "selftest" / run.cell.id / f"{run.index}.json", run)
+        jsonfile.write(self.folder / SELFTEST / run.cell.id / f"{run.index}.json", run)
+
+    def samples(self, cell_id: str) -> list[RunRecord]:
+        """The runs of the self-test of a cell, in order."""
+        return self._read_runs(self.folder / SELFTEST / cell_id)
 
     def write_reference_run(self, run: RunRecord) -> None:
         jsonfile.write(self.folder / REFERENCE / run.cell.id / f"{run.index}.json", run)

@@ -77,11 +77,17 @@ class SelfTest(Value, frozen=True, kw_only=True):
         return found
 
 
-def planted(slowdowns: Sequence[float], *, memory: bool) -> list[Fault | None]:
-    """What is planted in turn: nothing twice, since that is drawn from for baselines too."""
-    faults: list[Fault | None] = [None, None]
-    faults += [Fault(kind=FaultKind.SLOW_STEP, amount=slowdown) for slowdown in slowdowns]
-    return [*faults, Fault(kind=FaultKind.EXTRA_MEMORY, amount=float(EXTRA_MIB))] if memory else faults
+def planted(slowdowns: Sequence[float], num_rounds: int, *, memory: bool) -> list[Fault | None]:
+    """What is planted run after run, all in turn so that what drifts meets all of them.
+
+    Nothing twice a round, since that is drawn from for baselines too; memory, which repeats to the byte, in the first
+    rounds alone.
+    """
+    one_round: list[Fault | None] = [None, None]
+    one_round += [Fault(kind=FaultKind.SLOW_STEP, amount=slowdown) for slowdown in slowdowns]
+    more_memory: list[Fault | None] = [Fault(kind=FaultKind.EXTRA_MEMORY, amount=float(EXTRA_MIB))] if memory else []
+    rounds = [one_round + (more_memory if number < RUNS_A_LOOK else []) for number in range(num_rounds)]
+    return [fault for faults in rounds for fault in faults]
 
 
 def evaluate(

@@ -122,22 +122,33 @@ class Suite:
         runs = self._finished(self._reference_arm(), cell) if self.results.reference_runs(cell.id) else []
         return measure(cell, msgspec.structs.replace(self.plan, runs=max(1, len(runs))), runs)
 
-    def sample(self, cell: Cell, faults: Sequence[Fault | None], num_rounds: int) -> list[RunRecord]:
-        """So many runs of a cell with each fault, in turn, so that what drifts meets all of them; each is kept.
+    def sample(self, cell: Cell, faults: Sequence[Fault | None]) -> list[RunRecord]:
+        """A run of a cell with each fault, in this order; each is kept, and those that there are already stay.
 
-        Raises LaunchError when a run gives no record.
+        Raises:
+            LaunchError: a run gave no record.
+            ValueError: runs that are kept have another plan or fault, or code or hardware changed since.
         """
-        runs = []
-        self._progress.begin_cell(cell.id, num_runs=num_rounds * len(faults))
+        arm, runs = self._candidate, self.results.samples(cell.id)
+        for run in runs:
+            self._check_place(arm, run)
+            if (run.plan, run.fault) != (cell.plan(self.plan), dict(enumerate(faults)).get(run.index, run.fault)):
+                raise ValueError(
+                    f"{self.results.folder}: run {run.index} has another plan or fault; start a new self-test"
+                )
+        kept = {run.index: run for run in runs}
+        missing = [index for index in range(len(faults)) if index not in kept]
+        self._progress.begin_cell(cell.id, num_runs=len(missing))
         try:
             with Lease(f"self-test of {cell.id}", self._progress.wait):
-                for index, fault in enumerate(itertools.chain.from_iterable(itertools.repeat(faults, num_rounds))):
-                    runs.append(self._candidate.run(cell, index, self.plan, self._progress.watch, fault=fault))
+                for index in missing:
+                    self._check_software(arm, runs)
+                    kept[index] = arm.run(cell, index, self.plan, self._progress.watch, fault=faults[index])
                     self._progress.end_run()
-                    self.results.write_sample(runs[-1])
+                    self.results.write_sample(kept[index])
         finally:
             self._progress.end_cell()
-        return runs
+        return [kept[index] for index in range(len(faults))]
 
     def profile(self, cell: Cell) -> list[Evidence]:
         """A profiled run of the cell on this build, and on the reference where one was measured; each is kept.
@@ -236,7 +247,7 @@ class Suite:
         try:
             with Lease(f"{cell.id} of {self.results.folder}", self._progress.wait):
                 for arm, index in missing:
-                    self._check_software(arm, cell)
+                    self._check_software(arm, self._finished(arm, cell))
                     run = arm.run(cell, index, self.plan, self._progress.watch)
                     self._progress.end_run()
                     self._write(arm, run)
@@ -252,6 +263,12 @@ class Suite:
         return [run for run in read(cell.id) if (arm.name, cell.id, run.index) in made or self._is_finished(arm, run)]
 
     def _is_finished(self, arm: Arm, run: RunRecord) -> bool:
+        self._check_place(arm, run)
+        whole = not gaps(measure(run.cell, msgspec.structs.replace(run.plan, runs=1), [run]))
+        return whole and run.fault == arm.fault
+
+    def _check_place(self, arm: Arm, run: RunRecord) -> None:
+        """Raises ValueError when code or hardware changed since a run was made."""
         environment = run.environment
         for name, then, now in (
             ("commit", environment.commit, arm.source.commit),
@@ -260,12 +277,10 @@ class Suite:
         ):
             if then != now:
                 raise ValueError(f"{self.results.folder}: {name} {then} when measured, {now} now; start a new test run")
-        whole = not gaps(measure(run.cell, msgspec.structs.replace(run.plan, runs=1), [run]))
-        return whole and run.fault == arm.fault
 
-    def _check_software(self, arm: Arm, cell: Cell) -> None:
+    def _check_software(self, arm: Arm, runs: Sequence[RunRecord]) -> None:
         """Raises ValueError when runs that are kept were made with other versions."""
-        for run in self._finished(arm, cell)[:1]:
+        for run in runs[:1]:
             then, now = run.environment.software, arm.software
             if then != now:
                 raise ValueError(f"{self.results.folder}: measured with {then}, now it is {now}; start a new test run")

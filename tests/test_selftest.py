@@ -16,11 +16,10 @@ from tests.suite_runs import DDP
 def pool(*, between=0.002, step=0.005, slowdowns=(0.01, 0.03, 0.10), num_runs=20, honest=True):
     """Runs of 300 ms with each slowdown planted, twice as many without; `honest` False: nothing was really planted."""
     source, runs = random.Random(1), []
-    for fault in planted(slowdowns, memory=False):
-        for _ in range(num_runs):
-            level = 0.3 * (1 + (fault.amount if fault and honest else 0)) * (1 + source.gauss(0, between))
-            times = tuple(level * (1 + source.gauss(0, step)) for _ in range(10))
-            runs.append(replace(run_record(index=len(runs), step_times_s=times), fault=fault))
+    for fault in planted(slowdowns, num_runs, memory=False):
+        level = 0.3 * (1 + (fault.amount if fault and honest else 0)) * (1 + source.gauss(0, between))
+        times = tuple(level * (1 + source.gauss(0, step)) for _ in range(10))
+        runs.append(replace(run_record(index=len(runs), step_times_s=times), fault=fault))
     return runs
 
 
@@ -69,13 +68,11 @@ def test_noisy_cell_is_said_not_to_be_gated():
     assert "too noisy to gate" in table(found)
 
 
-def test_everything_is_planted_in_turn():
-    assert planted((0.01,), memory=True) == [
-        None,
-        None,
-        Fault(kind=FaultKind.SLOW_STEP, amount=0.01),
-        Fault(kind=FaultKind.EXTRA_MEMORY, amount=64.0),
-    ]
+def test_everything_is_planted_in_turn_and_memory_three_times():
+    one_round = [None, None, Fault(kind=FaultKind.SLOW_STEP, amount=0.01)]
+    more = Fault(kind=FaultKind.EXTRA_MEMORY, amount=64.0)
+    assert planted((0.01,), 1, memory=False) == one_round
+    assert planted((0.01,), 4, memory=True) == [*[*one_round, more] * 3, *one_round]
 
 
 def test_self_test_of_a_real_cell_measures_and_shows_its_curve(suite_runs):
@@ -87,6 +84,19 @@ def test_self_test_of_a_real_cell_measures_and_shows_its_curve(suite_runs):
     assert len(list(folder.glob(f"{DDP}/*.json"))) == 9
     assert (folder / f"{DDP}.json").exists()
     assert outcomes.exit_code in (0, 1), "one cell alone may be as noisy as it likes"
+    records = {path: path.read_bytes() for path in folder.glob(f"{DDP}/*.json")}
+    (folder / DDP / "8.json").unlink()
+    again = suite_runs.run(*options, f"--perf-resume={folder.parent}")
+    assert f"{DDP}: between runs" in again.text
+    kept = {path: path.read_bytes() for path in records if path.name != "8.json"}
+    assert kept.items() <= records.items(), "what was measured before the interruption stays"
+    assert (folder / DDP / "8.json").exists()
+    other = suite_runs.run(*options[:2], "--perf-selftest-slowdowns=2.0", "-k", "ddp", f"--perf-resume={folder.parent}")
+    assert "run 2 has another plan or fault; start a new self-test" in other.text
+    assert other.exit_code == 1
+    none = suite_runs.run(*options, f"--perf-resume={suite_runs.root}")
+    assert none.exit_code == pytest.ExitCode.USAGE_ERROR
+    assert "is no self-test: it has no selftest/" in none.text
 
 
 @pytest.mark.parametrize(

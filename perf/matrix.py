@@ -4,7 +4,9 @@ The cells of a matrix are the same on every machine; a machine that cannot run o
 """
 
 import itertools
+import json
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,22 @@ def from_file(path: Path) -> tuple[Cell, ...]:
     if twice := sorted({name for name in ids if ids.count(name) > 1}):
         raise ValueError(f"{path}: two cells are called {twice[0]}; a cell's name must tell it from all others")
     return tuple(cells)
+
+
+def as_toml(cells: Sequence[Cell]) -> str:
+    """A matrix file of these cells, a table for each: what `from_file` reads back as the same."""
+    return "\n".join(_table(cell) for cell in cells)
+
+
+def _table(cell: Cell) -> str:
+    default = default_workload(cell.size, cell.strategy, cell.world_size)
+    whole = msgspec.to_builtins(cell)
+    said = {name: whole[name] for name in _AXES}
+    said |= {name: value for name, value in whole["workload"].items() if value != msgspec.to_builtins(default)[name]}
+    said |= {name: value for name, value in whole["options"].items() if value != msgspec.to_builtins(Options())[name]}
+    said |= {name: whole[name] for name in _OWN if whole[name]}
+    # What JSON writes of strings, numbers, truth values and lists is TOML too.
+    return "\n".join(["[[cells]]", *(f"{name} = {json.dumps(value)}" for name, value in said.items()), ""])
 
 
 _AXES = ("strategy", "size", "mode", "world_size", "link")

@@ -20,10 +20,11 @@ from perf.lease import Lease
 from perf.matrix import smoke
 from perf.preflight import Preflight, compare
 from perf.rates import KINDS
+from perf.sections import show
 from tests import nodes
 from tests.factory import gpu_use
 from tools import doctor
-from tools.doctor import conclusion, exit_code, main, page, show
+from tools.doctor import conclusion, exit_code, main, page
 
 AS_CPU = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
 COMMAND = [sys.executable, "-m", "tools.doctor"]

@@ -168,6 +168,7 @@ TESTED_WITH = {
     "history_pages": "history_charts",
     "tables": "report",
     "reading": "report",
+    "sections": "doctor",
     "intervals": "timeline",
     "trace_events": "timeline",
     "kernel_names": "evidence",

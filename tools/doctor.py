@@ -9,9 +9,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from perf import jsonfile
 from perf.baseline import RecordedCeilings, Store
 from perf.cell import Cell
@@ -28,18 +25,10 @@ from perf.preflight import Preflight, compare, examine, invalid
 from perf.progress import terminal_console
 from perf.rates import KINDS, Ceilings, Kind
 from perf.results import Results
+from perf.sections import Section, show
 from perf.settings import BASELINES, LOCAL_BASELINES
-from strategies.value import Value
 
 FIT, UNFIT, UNUSABLE, NOTHING = 0, 1, 2, 8
-
-
-class Section(Value, frozen=True, kw_only=True):
-    """A table of the page."""
-
-    title: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -122,18 +111,6 @@ def conclusion(preflight: Preflight, recorded: RecordedCeilings | None, reasons:
     return f"FIT to measure: reaches the ceilings recorded on {recorded.origin.date}"
 
 
-def show(sections: Sequence[Section], console: Console | None) -> None:
-    """Tables on a terminal; elsewhere, columns of plain text."""
-    for section in sections:
-        if console is None:
-            print(f"{section.title}\n{_columns(section)}\n")
-            continue
-        table = Table(*section.header, title=section.title, title_justify="left", show_header=any(section.header))
-        for row in section.rows:
-            table.add_row(*row)
-        console.print(table)
-
-
 def _node(preflight: Preflight) -> Section:
     software, shared = preflight.software, preflight.shared_memory_free_bytes
     versions = {name: getattr(software, name) for name in software.__struct_fields__} if software else {}
@@ -213,13 +190,6 @@ def _cells(cells: Sequence[Cell], node: Node, matrix: str) -> list[Section]:
 
 def _told(value: object) -> str:
     return "unknown" if value is None else str(value)
-
-
-def _columns(section: Section) -> str:
-    rows = [section.header, *section.rows] if any(section.header) else list(section.rows)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join(f"  {line}" for line in lines)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,0 +1,89 @@
+"""`python -m tools.screen results/RUN... [--into FILE]`: which candidate of each axis is the fastest.
+
+Of test runs that measured each candidate at least once; the fastest become a matrix file, to be measured in full.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from perf.exports import FinishedTestRun, read_test_run
+from perf.matrix import as_toml
+from perf.measurement import PEAK_ALLOCATED, THROUGHPUT
+from perf.progress import terminal_console
+from perf.render import quantity
+from perf.results import Results
+from perf.screen import MARGIN, Candidate, Field, fastest, fields_of
+from perf.sections import Section, show
+
+HEADER = ("", "axis", "candidate", "mode", "throughput", "of the fastest", "peak allocated", "runs")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0: each field has a fastest candidate; 1: nothing was measured; 2: a folder or option is no good."""
+    options = _parser().parse_args(arguments)
+    try:
+        if not 0 <= options.margin < 1:
+            raise ValueError(f"--margin {options.margin:g}: a share of the fastest throughput, such as {MARGIN}")
+        test_runs = [read_test_run(Results.open(folder)) for folder in options.folders]
+        fields = fields_of(test_runs)
+        picks = [pick for candidates in fields.values() for pick in fastest(candidates, options.margin)]
+        if options.into and picks:
+            options.into.write_text(as_toml([pick.cell for pick in picks]), encoding="utf-8")
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    show(_page(fields, {pick.cell.id for pick in picks}), terminal_console())
+    print(*_left_out(test_runs), sep="", end="")
+    if not picks:
+        print("nothing was measured: no cell has a right run")
+        return 1
+    if options.into:
+        print(f"{len(picks)} cells, the fastest (*) of {len(fields)} fields: pytest perf --perf-matrix {options.into}")
+    return 0
+
+
+def _page(fields: Mapping[Field, Sequence[Candidate]], picked: set[str]) -> list[Section]:
+    """A table for each size, link and number of ranks."""
+    tables: dict[str, list[tuple[str, ...]]] = {}
+    for field, candidates in fields.items():
+        rows = tables.setdefault(f"{field.size}, {field.world_size} ranks, {field.link}", [])
+        best = candidates[0].tokens_per_s
+        rows += [_row(field, candidate, best, is_picked=candidate.cell.id in picked) for candidate in candidates]
+    return [Section(title=title, header=HEADER, rows=tuple(rows)) for title, rows in tables.items()]
+
+
+def _row(field: Field, candidate: Candidate, best: float, *, is_picked: bool) -> tuple[str, ...]:
+    return (
+        "*" if is_picked else "",
+        field.axis,
+        candidate.cell.variant,
+        candidate.cell.mode.value,
+        quantity(candidate.tokens_per_s, THROUGHPUT),
+        f"{candidate.tokens_per_s / best * 100:.1f} %",
+        "-" if candidate.peak_bytes is None else quantity(candidate.peak_bytes, PEAK_ALLOCATED),
+        str(candidate.num_runs),
+    )
+
+
+def _left_out(test_runs: Sequence[FinishedTestRun]) -> list[str]:
+    """A line for each cell without a value in any of the test runs, and why."""
+    measured = {measurement.cell.id for test_run in test_runs for measurement, _ in test_run.with_values}
+    reasons = {name: reason for test_run in test_runs for name, reason in test_run.left_out.items()}
+    return [f"left out: {name}: {reason}\n" for name, reason in sorted(reasons.items()) if name not in measured]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.screen", description="Which candidate of each axis, size and link is the fastest?"
+    )
+    parser.add_argument("folders", nargs="+", type=Path, metavar="results/RUN", help="folder of a test run")
+    parser.add_argument("--into", type=Path, metavar="FILE", help="write the fastest as a matrix file")
+    as_fast = f"take also what is slower by this share at most: one run cannot tell (default: {MARGIN})"
+    parser.add_argument("--margin", type=float, default=MARGIN, metavar="SHARE", help=as_fast)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

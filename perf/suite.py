@@ -16,13 +16,14 @@ from perf.budget import Budget
 from perf.cell import Cell, SamplingPlan
 from perf.connection import ROOT
 from perf.evidence import Evidence
+from perf.examination import examine
 from perf.fault import Fault
 from perf.hardware import Machine, Node
 from perf.lease import Lease
 from perf.matrix import obstacle
 from perf.measurement import Measurement, gaps, measure
 from perf.outcome import Outcome
-from perf.preflight import Doubts, doubts, examine
+from perf.preflight import Doubts, doubts
 from perf.progress import Progress
 from perf.record import RunRecord
 from perf.reference import CANDIDATE, Build, opened

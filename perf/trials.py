@@ -13,7 +13,7 @@ import msgspec
 from perf.baseline import Baseline, Invariants
 from perf.breaker import LEAST_CELLS, Screen, Shift, drift_of, quietest, tripped
 from perf.cell import Cell
-from perf.evidence import explain
+from perf.explanation import explain
 from perf.failure import LaunchError
 from perf.measurement import STEP_TIME, Measurement, is_host_bound, ledgers
 from perf.outcome import Outcome

@@ -9,9 +9,9 @@ import torch.distributed as dist
 from msgspec.structs import replace
 
 from perf import ceilings, jsonfile
+from perf.examination import ENTRY
 from perf.gpus import visible_gpus
 from perf.launch import Launcher
-from perf.preflight import ENTRY
 from perf.rates import KINDS, MIB, ON_CPU, ON_GPUS, CeilingJob, Protocol, RankTimes, ceilings_of
 from perf.server import RankContext
 from strategies.value import Value

@@ -10,7 +10,8 @@ import pytest
 from perf import evidence as room
 from perf import jsonfile
 from perf.cell import SamplingPlan
-from perf.evidence import Evidence, RankTrace, collect, explain
+from perf.evidence import Evidence, RankTrace, collect
+from perf.explanation import explain
 from perf.job import ENTRY, Job
 from perf.kernel_names import MOST_CHARACTERS, short_name
 from perf.measurement import RankLedger, ledgers

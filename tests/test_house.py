@@ -172,6 +172,8 @@ TESTED_WITH = {
     "intervals": "timeline",
     "trace_events": "timeline",
     "kernel_names": "evidence",
+    "explanation": "evidence",
+    "examination": "preflight",
     "bisection": "bisect",
     "session": "compare",
     "options": "plugin",

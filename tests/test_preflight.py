@@ -7,10 +7,11 @@ import pytest
 from msgspec.structs import replace
 
 from perf import jsonfile
+from perf.examination import examine
 from perf.gpus import Gpu
 from perf.hardware import Machine, Node, this_node
 from perf.launch import Launcher
-from perf.preflight import Doubts, Preflight, compare, doubts, examine, invalid
+from perf.preflight import Doubts, Preflight, compare, doubts, invalid
 from perf.rates import KINDS
 from tests.factory import CPU, SOFTWARE
 from tests.nodes import (

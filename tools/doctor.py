@@ -14,6 +14,7 @@ from perf.baseline import RecordedCeilings, Store
 from perf.cell import Cell
 from perf.connection import ROOT
 from perf.environment import Source
+from perf.examination import examine
 from perf.findings import SHARED_MEMORY
 from perf.gpu_health import GpuHealth
 from perf.gpus import GpuUse
@@ -21,7 +22,7 @@ from perf.hardware import Node, this_node
 from perf.launch import Launcher
 from perf.lease import Lease
 from perf.matrix import NAMED, cells_of, obstacle
-from perf.preflight import Preflight, compare, examine, invalid
+from perf.preflight import Preflight, compare, invalid
 from perf.progress import terminal_console
 from perf.rates import KINDS, Ceilings, Kind
 from perf.results import Results

@@ -16,12 +16,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from perf.matrix import cells_of
-from perf.measurement import STEP_TIME
-from perf.results import Results
+from perf.facts.matrix import cells_of
+from perf.facts.measurement import STEP_TIME
+from perf.judge.verdict import Comparison
 from perf.session import git_finds_by_place, run_pytest
 from perf.settings import STATE
-from perf.verdict import Comparison
+from perf.tell.results import Results
 from strategies.value import Value
 
 MOST_PAIRS = 16

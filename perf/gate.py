@@ -5,18 +5,18 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from perf import jsonfile
-from perf.approval import provisional
-from perf.cell import Cell
-from perf.failure import LaunchError
-from perf.fault import FaultKind
-from perf.measurement import PEAK_ALLOCATED, measure
-from perf.outcome import Outcome
-from perf.record import RunRecord
-from perf.rule import MIB, Rule, prior_sd
-from perf.selftest import EXTRA_MIB, SelfTest, evaluate, planted, table
+from perf.facts import jsonfile
+from perf.facts.cell import Cell
+from perf.facts.failure import LaunchError
+from perf.facts.fault import FaultKind
+from perf.facts.measurement import PEAK_ALLOCATED, measure
+from perf.facts.outcome import Outcome
+from perf.facts.record import RunRecord
+from perf.judge.approval import provisional
+from perf.judge.rule import MIB, Rule, prior_sd
+from perf.judge.selftest import EXTRA_MIB, SelfTest, evaluate, planted, table
+from perf.judge.verdict import memory_comparisons
 from perf.suite import Suite
-from perf.verdict import memory_comparisons
 
 LINES = pytest.StashKey[list[str]]()
 """What the self-tests of this process have found, for the end of the test run."""

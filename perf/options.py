@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from perf.budget import seconds
-from perf.cell import SamplingPlan
-from perf.connection import ROOT
-from perf.fault import Fault
-from perf.matrix import NAMED
-from perf.outcome import FAILURES, VERDICTS, Outcome
-from perf.reference import Reference, parse
-from perf.rule import OVERRIDES, PRESETS, RUNS_A_LOOK, Rule, overrides
-from perf.selftest import SLOWDOWNS
+from perf.facts.cell import SamplingPlan
+from perf.facts.fault import Fault
+from perf.facts.matrix import NAMED
+from perf.facts.outcome import FAILURES, VERDICTS, Outcome
+from perf.judge.rule import OVERRIDES, PRESETS, RUNS_A_LOOK, Rule, overrides
+from perf.judge.selftest import SLOWDOWNS
+from perf.measure.connection import ROOT
+from perf.measure.reference import Reference, parse
 from perf.settings import BASELINES, STATE, Settings
 
 ALLOWABLE = {

@@ -11,23 +11,23 @@ import pytest
 from rich.console import Console
 
 from perf import options
-from perf.cell import Cell
-from perf.connection import ROOT
-from perf.exports import junit_properties
-from perf.failure import LaunchError
+from perf.facts.cell import Cell
+from perf.facts.failure import LaunchError
+from perf.facts.hardware import this_node
+from perf.facts.matrix import cells_of
+from perf.facts.measurement import Measurement
+from perf.facts.outcome import FAILURES, VERDICTS, Outcome
 from perf.gate import LINES, Gate
-from perf.hardware import this_node
-from perf.matrix import cells_of
-from perf.measurement import Measurement
-from perf.outcome import FAILURES, VERDICTS, Outcome
-from perf.progress import Progress, terminal_console
-from perf.render import line
-from perf.results import Manifest, Results, shown, unused_folder
+from perf.judge.verdict import Verdict
+from perf.measure.connection import ROOT
 from perf.settings import Settings
 from perf.suite import Suite
 from perf.summary import RECORDED, Summary
+from perf.tell.exports import junit_properties
+from perf.tell.progress import Progress, terminal_console
+from perf.tell.render import line
+from perf.tell.results import Manifest, Results, shown, unused_folder
 from perf.trials import Trials
-from perf.verdict import Verdict
 
 SETTINGS = pytest.StashKey[Settings]()
 CELLS = pytest.StashKey[tuple[Cell, ...]]()

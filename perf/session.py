@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import IO
 
-from perf.connection import ROOT
+from perf.measure.connection import ROOT
 
 ENDING_S = 30.0
 """How long pytest may take to end its servers after Ctrl-C."""

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from perf.cell import SamplingPlan
-from perf.connection import ROOT
-from perf.fault import Fault
-from perf.reference import Reference
-from perf.rule import Override
+from perf.facts.cell import SamplingPlan
+from perf.facts.fault import Fault
+from perf.judge.rule import Override
+from perf.measure.connection import ROOT
+from perf.measure.reference import Reference
 from strategies.value import Value
 
 BASELINES = ROOT / "baselines"

@@ -8,29 +8,29 @@ from collections.abc import Sequence
 
 import msgspec
 
-from perf import baseline as baselines
-from perf.approval import provisional, unfit
-from perf.arm import Arm
-from perf.baseline import Baseline, Invariants, Store
 from perf.budget import Budget
-from perf.cell import Cell, SamplingPlan
-from perf.connection import ROOT
-from perf.evidence import Evidence
-from perf.examination import examine
-from perf.fault import Fault
-from perf.hardware import Machine, Node
-from perf.lease import Lease
-from perf.matrix import obstacle
-from perf.measurement import Measurement, gaps, measure
-from perf.outcome import Outcome
-from perf.preflight import Doubts, doubts
-from perf.progress import Progress
-from perf.record import RunRecord
-from perf.reference import CANDIDATE, Build, opened
-from perf.results import Results
-from perf.rule import Rule, prior_sd, rule_for
+from perf.facts.cell import Cell, SamplingPlan
+from perf.facts.fault import Fault
+from perf.facts.hardware import Machine, Node
+from perf.facts.matrix import obstacle
+from perf.facts.measurement import Measurement, gaps, measure
+from perf.facts.outcome import Outcome
+from perf.facts.record import RunRecord
+from perf.judge import baseline as baselines
+from perf.judge.approval import provisional, unfit
+from perf.judge.baseline import Baseline, Invariants, Store
+from perf.judge.preflight import Doubts, doubts
+from perf.judge.rule import Rule, prior_sd, rule_for
+from perf.judge.verdict import Verdict
+from perf.measure.arm import Arm
+from perf.measure.connection import ROOT
+from perf.measure.evidence import Evidence
+from perf.measure.examination import examine
+from perf.measure.lease import Lease
+from perf.measure.reference import CANDIDATE, Build, opened
 from perf.settings import Settings
-from perf.verdict import Verdict
+from perf.tell.progress import Progress
+from perf.tell.results import Results
 
 PREFLIGHTS = 2
 """A node that falls short is looked at again: of one host's starts, one in three launched a fifth fewer kernels."""

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from perf.baseline import Store
-from perf.matrix import cells_of
-from perf.outcome import FAILURES, VERDICTS, Outcome
-from perf.record import RunRecord
-from perf.render import counts, exit_code, in_order, table_lines
-from perf.results import Results
-from perf.verdict import Verdict
+from perf.facts.matrix import cells_of
+from perf.facts.outcome import FAILURES, VERDICTS, Outcome
+from perf.facts.record import RunRecord
+from perf.judge.baseline import Store
+from perf.judge.verdict import Verdict
+from perf.tell.render import counts, exit_code, in_order, table_lines
+from perf.tell.results import Results
 
 RECORDED = "recorded a local provisional baseline"
 """In the verdict line of a cell that got its first baseline on this machine."""
@@ -55,7 +55,7 @@ class Summary:
         if not self._results.exists():
             return
         self._verdicts = self._complete()
-        from perf.report import write_report  # pandas and matplotlib: only here, after the last measurement
+        from perf.tell.report import write_report  # pandas and matplotlib: only here, after the last measurement
 
         try:
             self._paths = write_report(self._results)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from perf.cell import Cell
-from perf.measurement import STEP_TIME
+from perf.facts.cell import Cell
+from perf.facts.measurement import STEP_TIME
 from perf.plugin import CELLS, Bench
-from perf.replay import CLOCK, replay
+from perf.tell.replay import CLOCK, replay
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

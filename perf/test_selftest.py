@@ -2,7 +2,7 @@
 
 import pytest
 
-from perf.cell import Cell
+from perf.facts.cell import Cell
 from perf.gate import Gate
 from perf.plugin import CELLS
 

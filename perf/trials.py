@@ -10,18 +10,18 @@ from collections.abc import Sequence
 
 import msgspec
 
-from perf.baseline import Baseline, Invariants
-from perf.breaker import LEAST_CELLS, Screen, Shift, drift_of, quietest, tripped
-from perf.cell import Cell
-from perf.explanation import explain
-from perf.failure import LaunchError
-from perf.measurement import STEP_TIME, Measurement, is_host_bound, ledgers
-from perf.outcome import Outcome
-from perf.pairs import confirmed_shift, judge_pairs, reference_errors, unproven
-from perf.preflight import Doubts
-from perf.stats import run_level
+from perf.facts.cell import Cell
+from perf.facts.failure import LaunchError
+from perf.facts.measurement import STEP_TIME, Measurement, is_host_bound, ledgers
+from perf.facts.outcome import Outcome
+from perf.facts.stats import run_level
+from perf.judge.baseline import Baseline, Invariants
+from perf.judge.breaker import LEAST_CELLS, Screen, Shift, drift_of, quietest, tripped
+from perf.judge.pairs import confirmed_shift, judge_pairs, reference_errors, unproven
+from perf.judge.preflight import Doubts
+from perf.judge.verdict import Course, Verdict, judge, most_urgent
 from perf.suite import Suite
-from perf.verdict import Course, Verdict, judge, most_urgent
+from perf.tell.explanation import explain
 
 
 class Trials:

@@ -8,9 +8,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import FileStore
 
-from perf import jsonfile
-from perf.launch import Launcher
-from perf.server import RankContext
+from perf.facts import jsonfile
+from perf.measure.launch import Launcher
+from perf.measure.server import RankContext
 from strategies.value import Value
 
 REDUCED = {"SUM": 3.0, "AVG": 1.5, "MAX": 2.0}

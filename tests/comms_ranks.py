@@ -13,11 +13,11 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from perf import jsonfile
-from perf.comms import Ledger
-from perf.probes import CompileProbe
-from perf.record import LedgerEntry
-from perf.server import RankContext
+from perf.facts import jsonfile
+from perf.facts.record import LedgerEntry
+from perf.measure.comms import Ledger
+from perf.measure.probes import CompileProbe
+from perf.measure.server import RankContext
 from strategies.batch import synthetic_batch
 from strategies.layout import Layout
 from strategies.registry import build

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from perf.hardware import usable_cores
-from perf.launch import Launcher
+from perf.facts.hardware import usable_cores
+from perf.measure.launch import Launcher
 from tests import canary
 from tests.suite_runs import SuiteRuns
 

@@ -10,8 +10,8 @@ from torch._dynamo.utils import counters
 from torch.distributed import FileStore
 from torch.distributed.device_mesh import init_device_mesh
 
-from perf import jsonfile
-from perf.server import RankContext
+from perf.facts import jsonfile
+from perf.measure.server import RankContext
 from strategies import block_attention, ring_attention, ulysses
 from strategies.context_index import contiguous_index, usp_index, zigzag_index
 from strategies.spec import Value

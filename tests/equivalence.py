@@ -12,8 +12,8 @@ from torch.distributed import FileStore
 from transformers.models.qwen3 import modeling_qwen3
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 
-from perf import jsonfile
-from perf.server import RankContext
+from perf.facts import jsonfile
+from perf.measure.server import RankContext
 from strategies import loss
 from strategies.batch import IGNORE_INDEX, Batch, from_ids, synthetic_batch
 from strategies.layout import Layout

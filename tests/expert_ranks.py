@@ -5,8 +5,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from perf import jsonfile
-from perf.server import RankContext
+from perf.facts import jsonfile
+from perf.measure.server import RankContext
 from strategies.value import Value
 from tests.equivalence import Case, batch_of, join, leave, sharded_of
 

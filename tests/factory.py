@@ -4,12 +4,21 @@ from pathlib import Path
 
 import msgspec
 
-from perf.baseline import Baseline, BaselineRun, Invariants, Night, Origin
-from perf.cell import Cell, SamplingPlan
-from perf.gpus import GpuUse
-from perf.hardware import Machine
-from perf.measurement import Measurement, ledgers, measure
-from perf.record import CompileState, Environment, LedgerEntry, Marks, MemoryPeaks, RankRecord, RunRecord, Software
+from perf.facts.cell import Cell, SamplingPlan
+from perf.facts.gpus import GpuUse
+from perf.facts.hardware import Machine
+from perf.facts.measurement import Measurement, ledgers, measure
+from perf.facts.record import (
+    CompileState,
+    Environment,
+    LedgerEntry,
+    Marks,
+    MemoryPeaks,
+    RankRecord,
+    RunRecord,
+    Software,
+)
+from perf.judge.baseline import Baseline, BaselineRun, Invariants, Night, Origin
 from strategies.layout import default_workload
 from strategies.spec import LinkProfile, Mode, StrategyName
 

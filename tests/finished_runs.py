@@ -1,10 +1,10 @@
 """A finished test run in which cells end in every way, for the tests of exports."""
 
-from perf.exports import FinishedTestRun
-from perf.outcome import Outcome
-from perf.results import Manifest, Results
-from perf.rule import Rule
-from perf.verdict import Verdict, judge
+from perf.facts.outcome import Outcome
+from perf.judge.rule import Rule
+from perf.judge.verdict import Verdict, judge
+from perf.tell.exports import FinishedTestRun
+from perf.tell.results import Manifest, Results
 from strategies.spec import LinkProfile, Mode, StrategyName
 from tests import factory
 

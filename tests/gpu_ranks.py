@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.distributed import FileStore
 from torch.profiler import ProfilerActivity, profile
 
-from perf import jsonfile
-from perf.cell import Cell
-from perf.comms import Ledger
-from perf.record import LedgerEntry
-from perf.server import RankContext
+from perf.facts import jsonfile
+from perf.facts.cell import Cell
+from perf.facts.record import LedgerEntry
+from perf.measure.comms import Ledger
+from perf.measure.server import RankContext
 from strategies import gpu_attention
 from strategies.batch import Batch, synthetic_batch
 from strategies.captured import CapturedStep

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import msgspec
 
-from perf.fault import Fault
-from perf.history import Point, Series
-from perf.measurement import STEP_TIME, Metric
-from perf.outcome import Outcome
-from perf.record import RunRecord
-from perf.results import Manifest, Results
-from perf.verdict import Verdict
+from perf.facts.fault import Fault
+from perf.facts.measurement import STEP_TIME, Metric
+from perf.facts.outcome import Outcome
+from perf.facts.record import RunRecord
+from perf.judge.verdict import Verdict
+from perf.tell.history import Point, Series
+from perf.tell.results import Manifest, Results
 from tests import factory
 
 FIRST = datetime(2026, 9, 1, 2, 0, tzinfo=UTC)

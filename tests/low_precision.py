@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from perf import jsonfile
-from perf.server import RankContext
+from perf.facts import jsonfile
+from perf.measure.server import RankContext
 from strategies.batch import Batch
 from strategies.loss import loss_share
 from strategies.model import forward

@@ -2,13 +2,13 @@
 
 from msgspec.structs import replace
 
-from perf.baseline import RecordedCeilings
-from perf.findings import findings
-from perf.gpu_health import GpuHealth
-from perf.gpus import Gpu
-from perf.hardware import Machine
-from perf.preflight import Preflight
-from perf.rates import ON_CPU, ON_GPUS, Ceilings, Rate
+from perf.facts.findings import findings
+from perf.facts.gpu_health import GpuHealth
+from perf.facts.gpus import Gpu
+from perf.facts.hardware import Machine
+from perf.facts.rates import ON_CPU, ON_GPUS, Ceilings, Rate
+from perf.judge.baseline import RecordedCeilings
+from perf.judge.preflight import Preflight
 from tests.factory import CPU, SOFTWARE, gpu_use, origin
 
 H200S = Machine(device="NVIDIA H200", count=2, memory_gib=140, power_limit_w=700, link="nv18")

@@ -6,10 +6,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore
 
-from perf import jsonfile
-from perf.comms import Ledger
-from perf.record import LedgerEntry
-from perf.server import RankContext
+from perf.facts import jsonfile
+from perf.facts.record import LedgerEntry
+from perf.measure.comms import Ledger
+from perf.measure.server import RankContext
 from strategies.layout import Layout
 from strategies.model import build_model
 from strategies.pipeline_parallel import Pipelined

@@ -5,8 +5,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from perf import jsonfile
-from perf.server import RankContext
+from perf.facts import jsonfile
+from perf.measure.server import RankContext
 from strategies.layout import Layout
 from strategies.value import Value
 from tests.equivalence import join, leave

@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from perf.connection import ROOT
+from perf.measure.connection import ROOT
 
 STEP = "    loss = sharded.forward_backward(micro_batches)\n    sharded.step()\n"
 SLEEP = "    import time\n\n    time.sleep(0.1)\n"

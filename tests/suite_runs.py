@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from perf import baseline as baselines
-from perf.baseline import Baseline
-from perf.connection import ROOT
-from perf.outcome import Outcome
-from perf.results import Results
+from perf.facts.outcome import Outcome
+from perf.judge import baseline as baselines
+from perf.judge.baseline import Baseline
+from perf.measure.connection import ROOT
+from perf.tell.results import Results
 
 MATRIX = """
 [[cells]]

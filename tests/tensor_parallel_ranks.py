@@ -7,11 +7,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from perf import jsonfile
-from perf.comms import Ledger
-from perf.probes import CompileProbe
-from perf.record import LedgerEntry
-from perf.server import RankContext
+from perf.facts import jsonfile
+from perf.facts.record import LedgerEntry
+from perf.measure.comms import Ledger
+from perf.measure.probes import CompileProbe
+from perf.measure.server import RankContext
 from strategies import loss
 from strategies.batch import Share, synthetic_batch
 from strategies.layout import Layout

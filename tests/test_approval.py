@@ -1,14 +1,14 @@
-"""Room perf/approval.py: what may become a baseline, what starts a series, and what is refused with which cure."""
+"""Room perf/judge/approval.py: what may become a baseline, what starts a series, what is refused, and the cure."""
 
 import pytest
 from msgspec.structs import replace
 
-from perf.approval import Consent, propose, propose_ceilings, unfit
-from perf.baseline import Baseline, Invariants
-from perf.fault import Fault, FaultKind
-from perf.measurement import Measurement
-from perf.record import LedgerEntry
-from perf.rule import Rule
+from perf.facts.fault import Fault, FaultKind
+from perf.facts.measurement import Measurement
+from perf.facts.record import LedgerEntry
+from perf.judge.approval import Consent, propose, propose_ceilings, unfit
+from perf.judge.baseline import Baseline, Invariants
+from perf.judge.rule import Rule
 from tests import nodes
 from tests.factory import SOFTWARE, baseline, change_ranks, environment, invariants, measurement
 

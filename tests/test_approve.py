@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from perf import jsonfile
-from perf.baseline import Baseline, Invariants, RecordedCeilings, read
-from perf.cell import Cell
-from perf.connection import ROOT
-from perf.record import RunRecord
-from perf.results import Manifest, Results
+from perf.facts import jsonfile
+from perf.facts.cell import Cell
+from perf.facts.record import RunRecord
+from perf.judge.baseline import Baseline, Invariants, RecordedCeilings, read
+from perf.measure.connection import ROOT
+from perf.tell.results import Manifest, Results
 from strategies.spec import StrategyName
 from tests import nodes
 from tests.factory import CPU, PLAN, cell, change_ranks, run_record

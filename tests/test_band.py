@@ -3,12 +3,12 @@
 import msgspec
 import pytest
 
-from perf.band import band, judged_band, rule_of
-from perf.baseline import Store, write
-from perf.measurement import PEAK_ALLOCATED, PEAK_RESERVED, PEAK_RESIDENT, STEP_TIME, THROUGHPUT
-from perf.outcome import Outcome
-from perf.rule import CPU_PRIOR_SD, Rule
-from perf.verdict import judge
+from perf.facts.measurement import PEAK_ALLOCATED, PEAK_RESERVED, PEAK_RESIDENT, STEP_TIME, THROUGHPUT
+from perf.facts.outcome import Outcome
+from perf.judge.band import band, judged_band, rule_of
+from perf.judge.baseline import Store, write
+from perf.judge.rule import CPU_PRIOR_SD, Rule
+from perf.judge.verdict import judge
 from strategies.spec import LinkProfile
 from tests import factory
 

@@ -1,4 +1,4 @@
-"""Room perf/baseline.py: stored values are found, whole, and of this cell and machine; git merges them safely."""
+"""Room perf/judge/baseline.py: stored values are found, whole, and of this cell and machine; git merges them safely."""
 
 import itertools
 import json
@@ -9,9 +9,9 @@ import subprocess
 import msgspec
 import pytest
 
-from perf import baseline as room
-from perf import jsonfile
-from perf.baseline import Baseline, Invariants, Store
+from perf.facts import jsonfile
+from perf.judge import baseline as room
+from perf.judge.baseline import Baseline, Invariants, Store
 from strategies.spec import LinkProfile, StrategyName
 from tests.factory import CPU, H200X2, baseline, cell, invariants, origin, write_text
 

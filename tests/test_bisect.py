@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from perf.bisection import Judgement, Question, checked_out, compare, judged, oldest_good, threshold
-from perf.connection import ROOT
-from perf.results import Results
+from perf.measure.connection import ROOT
+from perf.tell.results import Results
 from tests.slow_copy import copy_strategies, make_slow
 from tests.suite_runs import SINGLE
 

@@ -1,11 +1,11 @@
-"""Room perf/breaker.py: when cells moved together, and what is said of it."""
+"""Room perf/judge/breaker.py: when cells moved together, and what is said of it."""
 
 import math
 
 import pytest
 from msgspec.structs import replace
 
-from perf.breaker import LEAST_CELLS, Screen, drift_of, quietest, tripped
+from perf.judge.breaker import LEAST_CELLS, Screen, drift_of, quietest, tripped
 
 
 def screens(*changes, suspicious_above=0.015):

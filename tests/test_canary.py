@@ -2,7 +2,7 @@
 
 import pytest
 
-from perf.connection import ROOT, python_path
+from perf.measure.connection import ROOT, python_path
 from tests import canary
 
 

@@ -1,4 +1,4 @@
-"""Room perf/ceilings.py: real ranks measure real work; the rates are finite, positive and depend on it."""
+"""Room perf/measure/ceilings.py: real ranks measure real work; the rates are finite, positive and depend on it."""
 
 import math
 import statistics
@@ -8,12 +8,13 @@ import torch
 import torch.distributed as dist
 from msgspec.structs import replace
 
-from perf import ceilings, jsonfile
-from perf.examination import ENTRY
-from perf.gpus import visible_gpus
-from perf.launch import Launcher
-from perf.rates import KINDS, MIB, ON_CPU, ON_GPUS, CeilingJob, Protocol, RankTimes, ceilings_of
-from perf.server import RankContext
+from perf.facts import jsonfile
+from perf.facts.gpus import visible_gpus
+from perf.facts.rates import KINDS, MIB, ON_CPU, ON_GPUS, CeilingJob, Protocol, RankTimes, ceilings_of
+from perf.measure import ceilings
+from perf.measure.examination import ENTRY
+from perf.measure.launch import Launcher
+from perf.measure.server import RankContext
 from strategies.value import Value
 from tests.equivalence import leave
 

@@ -1,4 +1,4 @@
-"""Room perf/cell.py: a cell's name and JSON, the sampling plan's limits, and what makes two recipes differ."""
+"""Room perf/facts/cell.py: a cell's name and JSON, the sampling plan's limits, and what makes two recipes differ."""
 
 import math
 import re
@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from perf import jsonfile, matrix
-from perf.cell import Cell, Recipe, SamplingPlan
+from perf.facts import jsonfile, matrix
+from perf.facts.cell import Cell, Recipe, SamplingPlan
 from strategies.shapes import SIZES
 from strategies.spec import ComputeDtype, LinkProfile, Mode, Options, StrategyName
 from tests.factory import PLAN, cell

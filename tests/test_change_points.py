@@ -6,10 +6,10 @@ import sys
 import numpy as np
 import pytest
 
-from perf.change_points import LEAST_POINTS, change_points, changes
-from perf.connection import ROOT
-from perf.history import gather
-from perf.measurement import PEAK_ALLOCATED, STEP_TIME
+from perf.facts.measurement import PEAK_ALLOCATED, STEP_TIME
+from perf.measure.connection import ROOT
+from perf.tell.change_points import LEAST_POINTS, change_points, changes
+from perf.tell.history import gather
 from strategies.spec import LinkProfile
 from tests import factory
 from tests.history_runs import keep, line
@@ -91,7 +91,7 @@ def test_a_few_test_runs_are_no_evidence():
 
 def test_without_otava_there_is_no_answer_rather_than_none_found():
     code = (
-        "import sys; sys.modules['otava'] = None; from perf.change_points import *; "
+        "import sys; sys.modules['otava'] = None; from perf.tell.change_points import *; "
         "from tests.history_runs import line; "
         f"print(change_points(line([.1] * {LEAST_POINTS})), change_points(line([.1] * {LEAST_POINTS - 1})))"
     )

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from PIL import Image
 
-from perf import bars, charts
-from perf.fault import Fault
-from perf.measurement import PEAK_ALLOCATED, PEAK_RESIDENT, STEP_TIME, THROUGHPUT, measure
+from perf.facts.fault import Fault
+from perf.facts.measurement import PEAK_ALLOCATED, PEAK_RESIDENT, STEP_TIME, THROUGHPUT, measure
+from perf.tell import bars, charts
 from strategies.spec import LinkProfile, Mode, StrategyName
 from tests import factory
 

@@ -1,7 +1,7 @@
 """The files under baselines/: whole, of cells that exist, and recorded with today's recipes."""
 
-from perf.baseline import CEILINGS, INVARIANTS, Baseline, Invariants, RecordedCeilings, read
-from perf.matrix import cells_of
+from perf.facts.matrix import cells_of
+from perf.judge.baseline import CEILINGS, INVARIANTS, Baseline, Invariants, RecordedCeilings, read
 from perf.settings import BASELINES
 from tests.factory import PLAN
 

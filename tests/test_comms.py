@@ -1,13 +1,13 @@
-"""Room perf/comms.py: the ledger of a step is what the strategy must send, and no collective escapes it."""
+"""Room perf/measure/comms.py: the ledger of a step is what the strategy must send, and no collective escapes it."""
 
 import math
 
 import msgspec
 import pytest
 
-from perf.correctness import differences
-from perf.measurement import RankLedger, measure
-from perf.record import LedgerEntry
+from perf.facts.measurement import RankLedger, measure
+from perf.facts.record import LedgerEntry
+from perf.judge.correctness import differences
 from strategies.model import build_model
 from strategies.shapes import SIZES
 from strategies.spec import Mode, StrategyName

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from perf.connection import ROOT
-from perf.outcome import Outcome
-from perf.results import Results
+from perf.facts.outcome import Outcome
+from perf.measure.connection import ROOT
+from perf.tell.results import Results
 from tests.slow_copy import copy_strategies, make_slow
 from tests.suite_runs import SINGLE
 from tools.compare import main, pytest_arguments

@@ -1,11 +1,11 @@
-"""Room perf/conditions.py: what was in effect while a cell ran, as the report's tables say it."""
+"""Room perf/tell/conditions.py: what was in effect while a cell ran, as the report's tables say it."""
 
 import msgspec
 
-from perf.conditions import arms_table, mode_table, state_table
-from perf.measurement import measure
-from perf.provenance import Imported
-from perf.record import CompileState
+from perf.facts.measurement import measure
+from perf.facts.provenance import Imported
+from perf.facts.record import CompileState
+from perf.tell.conditions import arms_table, mode_table, state_table
 from strategies.spec import LinkProfile, Mode
 from tests.factory import PLAN, cell, change_ranks, environment, gpu_use, measurement, run_record
 

@@ -1,11 +1,11 @@
-"""Room perf/correctness.py: the first gate; each wrong number is found and said, old -> new."""
+"""Room perf/judge/correctness.py: the first gate; each wrong number is found and said, old -> new."""
 
 import msgspec
 import pytest
 
-from perf.correctness import BANDS, differences, intrinsic_errors
-from perf.measurement import RankLedger, measure
-from perf.record import CompileState, LedgerEntry
+from perf.facts.measurement import RankLedger, measure
+from perf.facts.record import CompileState, LedgerEntry
+from perf.judge.correctness import BANDS, differences, intrinsic_errors
 from strategies.spec import ComputeDtype, LinkProfile, Mode, StrategyName
 from tests.factory import PLAN, cell, change_ranks, invariants, measurement, run_record
 

@@ -7,10 +7,10 @@ from datetime import datetime
 
 import pytest
 
-from perf.dashboards import OTAVA_CONFIG, hud_json, otava_files
-from perf.exports import read_test_run
-from perf.outcome import Outcome
-from perf.results import Results
+from perf.facts.outcome import Outcome
+from perf.tell.dashboards import OTAVA_CONFIG, hud_json, otava_files
+from perf.tell.exports import read_test_run
+from perf.tell.results import Results
 from strategies.spec import StrategyName
 from tests import factory
 from tests.finished_runs import GIB, ON_GPUS, PASSES, PEAKS, TIMES_S, finished, on_gpus, write_test_run

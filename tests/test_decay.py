@@ -6,9 +6,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from perf.conditions import decay_table
-from perf.decay import BLOCKS, LEAST_STEPS, decay
-from perf.measurement import measure
+from perf.facts.measurement import measure
+from perf.tell.conditions import decay_table
+from perf.tell.decay import BLOCKS, LEAST_STEPS, decay
 from tests import factory
 
 SEEDS = range(200)

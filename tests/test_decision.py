@@ -1,4 +1,4 @@
-"""Room perf/decision.py: the sequential rule, against an independent reference, at its limits, and broken."""
+"""Room perf/judge/decision.py: the sequential rule, against an independent reference, at its limits, and broken."""
 
 import inspect
 import math
@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from perf import decision as room
-from perf.decision import Judge, compare_pairs, num_pairs
-from perf.outcome import Outcome
-from perf.rule import Rule
+from perf.facts.outcome import Outcome
+from perf.judge import decision as room
+from perf.judge.decision import Judge, compare_pairs, num_pairs
+from perf.judge.rule import Rule
 from tests.decision_cases import decision_cases
 
 RULE = Rule(least_difference_s=0.0)

@@ -7,7 +7,7 @@ names and options; docs/strategies.md shows the table.
 import msgspec
 import pytest
 
-from perf.connection import ROOT
+from perf.measure.connection import ROOT
 from strategies.rules import refusal
 from strategies.spec import ComputeDtype, LinkProfile, Mode, Options, StrategyName
 from tests.test_equivalence import small_case

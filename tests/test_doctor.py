@@ -12,15 +12,15 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from perf import baseline as baselines
-from perf import jsonfile
-from perf.connection import ROOT
-from perf.hardware import Node, this_node
-from perf.lease import Lease
-from perf.matrix import smoke
-from perf.preflight import Preflight, compare
-from perf.rates import KINDS
-from perf.sections import show
+from perf.facts import jsonfile
+from perf.facts.hardware import Node, this_node
+from perf.facts.matrix import smoke
+from perf.facts.rates import KINDS
+from perf.judge import baseline as baselines
+from perf.judge.preflight import Preflight, compare
+from perf.measure.connection import ROOT
+from perf.measure.lease import Lease
+from perf.tell.sections import show
 from tests import nodes
 from tests.factory import gpu_use
 from tools import doctor

@@ -1,4 +1,4 @@
-"""Room perf/environment.py: the commit of the measured tree, and the variables that change how torch runs."""
+"""Room perf/facts/environment.py: the commit of the measured tree, and the variables that change how torch runs."""
 
 import os
 import platform
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from perf.environment import Source, environment, telling_variables
-from perf.hardware import Node
+from perf.facts.environment import Source, environment, telling_variables
+from perf.facts.hardware import Node
 from tests.factory import CPU, SOFTWARE, write_text
 
 NODE = Node(cpu="Test CPU", cpu_cores=2, gpus=())

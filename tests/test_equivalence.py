@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 from torch import nn
 
-from perf.launch import Launcher
+from perf.measure.launch import Launcher
 from strategies.fully_sharded import units
 from strategies.shapes import SIZES
 from strategies.spec import AXES, STAGES_PER_RANK, ComputeDtype, LossKind, Mode, Options, StrategyName

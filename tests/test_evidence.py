@@ -1,4 +1,4 @@
-"""Rooms perf/evidence.py and perf/kernel_names.py: a planted slowdown is named with its numbers, in ten lines."""
+"""Rooms perf/measure/evidence.py, perf/tell/explanation.py, kernel_names.py: a planted slowdown is named."""
 
 import re
 import shutil
@@ -7,20 +7,20 @@ import time
 import msgspec
 import pytest
 
-from perf import evidence as room
-from perf import jsonfile
-from perf.cell import SamplingPlan
-from perf.evidence import Evidence, RankTrace, collect
-from perf.explanation import explain
-from perf.job import ENTRY, Job
-from perf.kernel_names import MOST_CHARACTERS, short_name
-from perf.measurement import RankLedger, ledgers
-from perf.outcome import Outcome
-from perf.record import LedgerEntry, RankRecord
-from perf.report import write_report
-from perf.results import Manifest, Results, gather
-from perf.timeline import OpTime, StepSplit
-from perf.verdict import Verdict
+from perf.facts import jsonfile
+from perf.facts.cell import SamplingPlan
+from perf.facts.job import ENTRY, Job
+from perf.facts.measurement import RankLedger, ledgers
+from perf.facts.outcome import Outcome
+from perf.facts.record import LedgerEntry, RankRecord
+from perf.judge.verdict import Verdict
+from perf.measure import evidence as room
+from perf.measure.evidence import Evidence, RankTrace, collect
+from perf.measure.timeline import OpTime, StepSplit
+from perf.tell.explanation import explain
+from perf.tell.kernel_names import MOST_CHARACTERS, short_name
+from perf.tell.report import write_report
+from perf.tell.results import Manifest, Results, gather
 from tests import factory
 from tests.tracing_ranks import PRODUCTS, SENT
 

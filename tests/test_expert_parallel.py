@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from perf.correctness import differences
-from perf.measurement import RankLedger, measure
-from perf.record import LedgerEntry
+from perf.facts.measurement import RankLedger, measure
+from perf.facts.record import LedgerEntry
+from perf.judge.correctness import differences
 from strategies.rules import refusal
 from strategies.spec import LossKind, Mode, Options
 from tests.equivalence import EXPERTS, Case

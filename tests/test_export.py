@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from perf.connection import ROOT
-from perf.outcome import Outcome
-from perf.results import Results
-from perf.verdict import Verdict
+from perf.facts.outcome import Outcome
+from perf.judge.verdict import Verdict
+from perf.measure.connection import ROOT
+from perf.tell.results import Results
 from tests import factory
 from tests.finished_runs import ON_GPUS, PASSES, WITH_RUNS, WITHOUT_RUNS, manifest, write_test_run
 from tools.export import FORMATS, OTAVA, TEXTS, main

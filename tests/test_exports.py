@@ -10,14 +10,14 @@ from statistics import median
 import msgspec
 import pytest
 
-from perf.connection import ROOT
-from perf.dashboards import OTAVA_CONFIG, hud_json, otava_files
-from perf.exports import action_json, bencher_json, benchmark_json, junit_properties, read_test_run
-from perf.fault import Fault
-from perf.measurement import measure
-from perf.outcome import Outcome
-from perf.results import Results
-from perf.verdict import Verdict
+from perf.facts.fault import Fault
+from perf.facts.measurement import measure
+from perf.facts.outcome import Outcome
+from perf.judge.verdict import Verdict
+from perf.measure.connection import ROOT
+from perf.tell.dashboards import OTAVA_CONFIG, hud_json, otava_files
+from perf.tell.exports import action_json, bencher_json, benchmark_json, junit_properties, read_test_run
+from perf.tell.results import Results
 from tests import factory
 from tests.finished_runs import (
     GIB,

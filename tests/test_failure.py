@@ -1,11 +1,11 @@
-"""Room perf/failure.py: the failing rank's own error leads, whatever the victims said first."""
+"""Room perf/facts/failure.py: the failing rank's own error leads, whatever the victims said first."""
 
 import itertools
 import signal
 
 import pytest
 
-from perf.failure import FailureKind, LaunchError, RankEnd, RankError, explain
+from perf.facts.failure import FailureKind, LaunchError, RankEnd, RankError, explain
 
 VICTIM_MESSAGES = [
     "[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:45123",
@@ -82,10 +82,11 @@ def test_end_without_an_exception_is_named(victim_first, code, kind, text):
 @pytest.mark.parametrize("num_in_torch", [0, 1, 3])
 def test_hang_names_the_rank_outside_of_torch_with_its_stack(num_in_torch):
     waiting = [alive(rank, "/site-packages/torch/distributed/c10d.py") for rank in range(num_in_torch)]
-    kind, text = told(*waiting, alive(num_in_torch, "/suite/perf/fault.py"), deadline_s=5.0)
+    kind, text = told(*waiting, alive(num_in_torch, "/suite/perf/facts/fault.py"), deadline_s=5.0)
     headline = text.splitlines()[0]
     assert kind is FailureKind.HANG
-    assert headline == f'HANG: timeout after 5 s, rank {num_in_torch} in File "/suite/perf/fault.py", line 7 in wait'
+    where = 'File "/suite/perf/facts/fault.py", line 7 in wait'
+    assert headline == f"HANG: timeout after 5 s, rank {num_in_torch} in {where}"
     assert text.count("--- rank") == num_in_torch + 1
     assert "last seen at steps" in text
 
@@ -108,7 +109,7 @@ def test_only_the_thread_that_took_the_signal_counts():
 
 
 def test_hang_leads_before_a_victim_that_timed_out():
-    kind, text = told(raised(0, 0, VICTIM_MESSAGES[3]), alive(1, "/suite/perf/fault.py"))
+    kind, text = told(raised(0, 0, VICTIM_MESSAGES[3]), alive(1, "/suite/perf/facts/fault.py"))
     assert kind is FailureKind.HANG
     assert "rank 1 in" in text.splitlines()[0]
 

@@ -1,4 +1,4 @@
-"""Room perf/fault.py: every kind of fault is read from text, does its one harm, and only on its rank."""
+"""Room perf/facts/fault.py: every kind of fault is read from text, does its one harm, and only on its rank."""
 
 import os
 import signal
@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from perf import fault as room
-from perf.fault import NEED_AMOUNT, Fault, FaultKind, Planted
+from perf.facts import fault as room
+from perf.facts.fault import NEED_AMOUNT, Fault, FaultKind, Planted
 
 STEP_S = 0.5
 PLANNED = 10

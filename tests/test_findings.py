@@ -1,11 +1,11 @@
-"""Room perf/findings.py: each way in which a node can be ill is said; what cannot be read is unknown, not fine."""
+"""Room perf/facts/findings.py: each way in which a node can be ill is said."""
 
 import pytest
 from msgspec.structs import replace
 
-from perf import findings as room
-from perf.findings import Severity, findings, shared_memory_free_bytes
-from perf.gpu_health import GpuHealth
+from perf.facts import findings as room
+from perf.facts.findings import Severity, findings, shared_memory_free_bytes
+from perf.facts.gpu_health import GpuHealth
 from tests.factory import gpu_use
 from tests.nodes import GIB, gpu_health
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from perf.gpus import visible_gpus
+from perf.facts.gpus import visible_gpus
 from tests.gpu_ranks import KERNELS, Blocks
 
 pytestmark = pytest.mark.skipif(not visible_gpus(None), reason="needs a GPU")

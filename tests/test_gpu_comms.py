@@ -1,4 +1,4 @@
-"""Room perf/comms.py, on GPUs: the ledger of a step is what NCCL's kernels do in one, as torch's profiler saw them."""
+"""Room perf/measure/comms.py, on GPUs: the ledger of a step is what NCCL's kernels do in one, by torch's profiler."""
 
 import re
 from collections import Counter
@@ -6,8 +6,8 @@ from collections import Counter
 import msgspec
 import pytest
 
-from perf.gpus import visible_gpus
-from perf.matrix import node
+from perf.facts.gpus import visible_gpus
+from perf.facts.matrix import node
 from strategies.layout import default_workload
 from strategies.shapes import SIZES
 from strategies.spec import ComputeDtype, Mode

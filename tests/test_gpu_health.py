@@ -1,12 +1,12 @@
-"""Room perf/gpu_health.py: what the driver tells of GPUs at rest; what it does not tell is unknown, never a crash."""
+"""Room perf/facts/gpu_health.py: what the driver tells of GPUs at rest; the rest is unknown, never a crash."""
 
 from types import SimpleNamespace
 
 import pytest
 
-from perf import gpu_health, gpus
-from perf.gpu_health import GpuHealth, driver_version, health_of
-from perf.gpus import Gpu
+from perf.facts import gpu_health, gpus
+from perf.facts.gpu_health import GpuHealth, driver_version, health_of
+from perf.facts.gpus import Gpu
 from tests.test_gpus import Driver
 
 PAIR = tuple(Gpu(name="NVIDIA H200", uuid=f"GPU-{n}", memory_gib=141, power_limit_w=500) for n in (0, 1))

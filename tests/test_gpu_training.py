@@ -12,10 +12,10 @@ import msgspec
 import pytest
 from filelock import FileLock
 
-from perf import jsonfile
-from perf.gpus import visible_gpus
-from perf.launch import LaunchError
-from perf.matrix import node
+from perf.facts import jsonfile
+from perf.facts.gpus import visible_gpus
+from perf.facts.matrix import node
+from perf.measure.launch import LaunchError
 from strategies.spec import ComputeDtype, Mode, StrategyName
 from strategies.value import Value
 from tests.gpu_ranks import STEPS, Task, Training

@@ -1,4 +1,4 @@
-"""Room perf/gpus.py: the GPUs that a process sees, and their state; a driver that does not tell fails nothing."""
+"""Room perf/facts/gpus.py: the GPUs that a process sees, and their state; a driver that does not tell fails nothing."""
 
 import time
 from types import SimpleNamespace
@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from perf import gpus
-from perf.gpus import Gpu, GpuWatch, select_gpus, settle
-from perf.measurement import disturbances, measure
+from perf.facts import gpus
+from perf.facts.gpus import Gpu, GpuWatch, select_gpus, settle
+from perf.facts.measurement import disturbances, measure
 from tests.factory import PLAN, cell, run_record
 
 GPUS = [

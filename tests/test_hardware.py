@@ -1,4 +1,4 @@
-"""Room perf/hardware.py: the machine key, and what a node lacks for a cell."""
+"""Room perf/facts/hardware.py: the machine key, and what a node lacks for a cell."""
 
 import shutil
 import sysconfig
@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from perf import hardware
-from perf.gpus import Gpu
-from perf.hardware import Machine, Node
+from perf.facts import hardware
+from perf.facts.gpus import Gpu
+from perf.facts.hardware import Machine, Node
 from strategies.spec import LinkProfile, Mode, StrategyName
 from tests.factory import cell
 

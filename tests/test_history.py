@@ -8,14 +8,14 @@ import msgspec
 import pytest
 from PIL import Image
 
-from perf import baseline as baselines
-from perf.band import band, rule_of
-from perf.baseline import Store
-from perf.history import gather
-from perf.measurement import PEAK_ALLOCATED, PEAK_RESIDENT, STEP_TIME, THROUGHPUT
-from perf.outcome import Outcome
-from perf.results import Results
-from perf.results import gather as gather_results
+from perf.facts.measurement import PEAK_ALLOCATED, PEAK_RESIDENT, STEP_TIME, THROUGHPUT
+from perf.facts.outcome import Outcome
+from perf.judge import baseline as baselines
+from perf.judge.band import band, rule_of
+from perf.judge.baseline import Store
+from perf.tell.history import gather
+from perf.tell.results import Results
+from perf.tell.results import gather as gather_results
 from strategies.spec import LinkProfile, Mode
 from tests import factory
 from tests.history_runs import keep

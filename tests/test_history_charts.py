@@ -8,13 +8,13 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image, ImageColor
 
-from perf import history_charts
-from perf.band import Band
-from perf.change_points import ChangePoint
-from perf.history import History, LeftOut
-from perf.history_charts import draw
-from perf.history_pages import Page, pages, told
-from perf.measurement import PEAK_ALLOCATED, PEAK_RESERVED, PEAK_RESIDENT, STEP_TIME, THROUGHPUT
+from perf.facts.measurement import PEAK_ALLOCATED, PEAK_RESERVED, PEAK_RESIDENT, STEP_TIME, THROUGHPUT
+from perf.judge.band import Band
+from perf.tell import history_charts
+from perf.tell.change_points import ChangePoint
+from perf.tell.history import History, LeftOut
+from perf.tell.history_charts import draw
+from perf.tell.history_pages import Page, pages, told
 from strategies.spec import LinkProfile
 from tests import factory
 from tests.history_runs import line

@@ -2,11 +2,11 @@
 
 import pytest
 
-from perf.history_section import LEAST_TEST_RUNS, MOST_TEST_RUNS
-from perf.report import write_report
-from perf.results import Results
-from perf.rule import Rule
-from perf.verdict import judge
+from perf.judge.rule import Rule
+from perf.judge.verdict import judge
+from perf.tell.history_section import LEAST_TEST_RUNS, MOST_TEST_RUNS
+from perf.tell.report import write_report
+from perf.tell.results import Results
 from strategies.spec import Mode
 from tests import factory
 from tests.history_runs import keep

@@ -1,4 +1,4 @@
-"""Room perf/jsonfile.py: a damaged file is refused with path and place; a file is written whole or not at all."""
+"""Room perf/facts/jsonfile.py: a damaged file is refused with path and place; a file is written whole or not at all."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 
-from perf import jsonfile
+from perf.facts import jsonfile
 from strategies.value import Value
 from tests.factory import run_record, write_text
 

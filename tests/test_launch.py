@@ -1,4 +1,4 @@
-"""perf.launch and perf.server: runs of real ranks, and every way in which they end badly."""
+"""perf.measure.launch and perf.measure.server: runs of real ranks, and every way in which they end badly."""
 
 import os
 import signal
@@ -13,13 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from perf.cell import SamplingPlan
-from perf.connection import ROOT
-from perf.failure import FailureKind, LaunchError
-from perf.fault import Fault
-from perf.job import ENTRY, Job
-from perf.launch import Launcher
-from perf.record import RankRecord
+from perf.facts.cell import SamplingPlan
+from perf.facts.failure import FailureKind, LaunchError
+from perf.facts.fault import Fault
+from perf.facts.job import ENTRY, Job
+from perf.facts.record import RankRecord
+from perf.measure.connection import ROOT
+from perf.measure.launch import Launcher
 from tests.factory import cell
 
 PLAN_STEPS = 2
@@ -95,7 +95,7 @@ def test_hang_ends_at_the_deadline_with_stacks_and_without_orphans(launcher):
 
 
 def test_teardown_hang_keeps_the_measurement_and_says_so(launcher, monkeypatch):
-    monkeypatch.setattr("perf.launch.TEARDOWN_S", 1.0)
+    monkeypatch.setattr("perf.measure.launch.TEARDOWN_S", 1.0)
     records, teardown_hang = run(launcher, "teardown_hang@1")
     assert len(records) == 2
     assert teardown_hang

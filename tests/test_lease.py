@@ -1,4 +1,4 @@
-"""Room perf/lease.py: one owner at a time, named with its age; a dead owner holds nothing."""
+"""Room perf/measure/lease.py: one owner at a time, named with its age; a dead owner holds nothing."""
 
 import multiprocessing
 import os
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from perf import lease as room
-from perf.lease import Lease
+from perf.measure import lease as room
+from perf.measure.lease import Lease
 
 CONTEXT = multiprocessing.get_context("spawn")
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users, which only root can")

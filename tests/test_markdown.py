@@ -1,10 +1,10 @@
-"""Room perf/markdown.py: whatever a run printed stays text, as a reader of Markdown sees it."""
+"""Room perf/tell/markdown.py: whatever a run printed stays text, as a reader of Markdown sees it."""
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from perf.markdown import fence, one_line, printable
+from perf.tell.markdown import fence, one_line, printable
 
 READER = MarkdownIt("commonmark").enable("table")
 MARKUP = st.text(alphabet="`~|\\<>/ab \n\t\r\x00\x1b[0m-#*_\x85\u2028", max_size=60)

@@ -1,4 +1,4 @@
-"""Room perf/matrix.py: the same cells everywhere, and a matrix file that says what is wrong with it."""
+"""Room perf/facts/matrix.py: the same cells everywhere, and a matrix file that says what is wrong with it."""
 
 import os
 import re
@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from perf import matrix
-from perf.cell import Cell
-from perf.connection import ROOT, python_path
-from perf.gpus import Gpu
-from perf.hardware import Node
+from perf.facts import matrix
+from perf.facts.cell import Cell
+from perf.facts.gpus import Gpu
+from perf.facts.hardware import Node
+from perf.measure.connection import ROOT, python_path
 from strategies.rules import refusal
 from strategies.spec import ZERO_BUBBLE, LinkProfile, Mode, StrategyName
 from tests.factory import cell
@@ -37,7 +37,7 @@ def load(tmp_path):
 
 @pytest.mark.parametrize("name", matrix.NAMED)
 def test_ids_do_not_depend_on_the_hash_seed_or_the_devices(name):
-    code = f"from perf.matrix import cells_of; print([cell.id for cell in cells_of({name!r})])"
+    code = f"from perf.facts.matrix import cells_of; print([cell.id for cell in cells_of({name!r})])"
     texts = {
         subprocess.run(
             [sys.executable, "-c", code],

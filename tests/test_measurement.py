@@ -1,10 +1,10 @@
-"""Room perf/measurement.py: one value per run and metric, ledgers, the straggler, and what is missing."""
+"""Room perf/facts/measurement.py: one value per run and metric, ledgers, the straggler, and what is missing."""
 
 import msgspec
 import pytest
 
-from perf import stats
-from perf.measurement import (
+from perf.facts import stats
+from perf.facts.measurement import (
     METRICS,
     PEAK_ALLOCATED,
     PEAK_RESERVED,
@@ -17,7 +17,7 @@ from perf.measurement import (
     measure,
     straggler,
 )
-from perf.record import LedgerEntry
+from perf.facts.record import LedgerEntry
 from strategies.spec import LinkProfile
 from tests.factory import PLAN, cell, change_ranks, measurement, run_record
 

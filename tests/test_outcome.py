@@ -1,6 +1,6 @@
-"""Room perf/outcome.py: what is red, what is green, and that most is neither."""
+"""Room perf/facts/outcome.py: what is red, what is green, and that most is neither."""
 
-from perf.outcome import FAILURES, VERDICTS, Outcome
+from perf.facts.outcome import FAILURES, VERDICTS, Outcome
 
 
 def test_outcomes_are_a_failure_or_green_or_without_a_verdict():

@@ -1,15 +1,15 @@
-"""Room perf/pairs.py: what a comparison side by side asks of both builds, and what it says."""
+"""Room perf/judge/pairs.py: what a comparison side by side asks of both builds, and what it says."""
 
 import math
 
 import pytest
 from msgspec.structs import replace
 
-from perf.measurement import measure
-from perf.outcome import Outcome
-from perf.pairs import between_runs, confirmed_shift, judge_pairs, reference_errors, unproven
-from perf.provenance import Imported
-from perf.rule import Rule
+from perf.facts.measurement import measure
+from perf.facts.outcome import Outcome
+from perf.facts.provenance import Imported
+from perf.judge.pairs import between_runs, confirmed_shift, judge_pairs, reference_errors, unproven
+from perf.judge.rule import Rule
 from strategies.spec import LinkProfile
 from tests.factory import PLAN, SOFTWARE, baseline, cell, change_ranks, environment, invariants, run_record
 

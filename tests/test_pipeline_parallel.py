@@ -8,8 +8,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from perf.comms import Ledger
-from perf.record import LedgerEntry
+from perf.facts.record import LedgerEntry
+from perf.measure.comms import Ledger
 from strategies.pipeline_parallel import SCHEDULES, PipelineStage
 from strategies.rules import refusal
 from strategies.spec import STAGES_PER_RANK, ComputeDtype, LossKind, Mode, Options, StrategyName

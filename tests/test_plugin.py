@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from perf import baseline as baselines
-from perf import jsonfile
-from perf.baseline import Baseline, Invariants
-from perf.connection import ROOT
-from perf.matrix import cells_of
-from perf.outcome import Outcome
+from perf.facts import jsonfile
+from perf.facts.matrix import cells_of
+from perf.facts.outcome import Outcome
+from perf.judge import baseline as baselines
+from perf.judge.baseline import Baseline, Invariants
+from perf.measure.connection import ROOT
 from perf.plugin import CELLS, selected_cells
 from tests.factory import H200X2
 from tests.suite_runs import DDP, SINGLE, SuiteRuns, seed_that_begins_with
@@ -150,6 +150,7 @@ def test_first_failure_stops_with_x_and_the_rest_is_named(regressed, first):
     assert other in outcomes.text
 
 
+@pytest.mark.long
 def test_suspicious_cell_before_a_test_of_another_module_does_not_wait(regressed):
     """pytest has its module set up for it, and the next one would find that in its way."""
     other = regressed.root / "test_other.py"
@@ -159,6 +160,7 @@ def test_suspicious_cell_before_a_test_of_another_module_does_not_wait(regressed
     assert "1 failed, 2 passed" in outcomes.text
 
 
+@pytest.mark.long
 def test_last_failed_runs_only_what_failed(regressed):
     regressed.run()
     outcomes = regressed.run("--lf")
@@ -173,6 +175,7 @@ def test_xdist_measures_everything_and_says_the_same(regressed):
     assert f"REGRESSED   {DDP}" in outcomes.text
 
 
+@pytest.mark.long
 def test_verdicts_are_whole_without_benchmarks_and_nothing_unmeasured_passes(regressed):
     outcomes = regressed.run("--benchmark-disable")
     assert outcomes.by_cell == {DDP: Outcome.REGRESSED, SINGLE: Outcome.IMPROVED}

@@ -1,4 +1,4 @@
-"""Room perf/preflight.py: a node examined for real, and what makes one not comparable with its recorded ceilings."""
+"""Rooms perf/judge/preflight.py, perf/measure/examination.py: a node for real, and what makes one not comparable."""
 
 import math
 import os
@@ -6,13 +6,13 @@ import os
 import pytest
 from msgspec.structs import replace
 
-from perf import jsonfile
-from perf.examination import examine
-from perf.gpus import Gpu
-from perf.hardware import Machine, Node, this_node
-from perf.launch import Launcher
-from perf.preflight import Doubts, Preflight, compare, doubts, invalid
-from perf.rates import KINDS
+from perf.facts import jsonfile
+from perf.facts.gpus import Gpu
+from perf.facts.hardware import Machine, Node, this_node
+from perf.facts.rates import KINDS
+from perf.judge.preflight import Doubts, Preflight, compare, doubts, invalid
+from perf.measure.examination import examine
+from perf.measure.launch import Launcher
 from tests.factory import CPU, SOFTWARE
 from tests.nodes import (
     H200S,

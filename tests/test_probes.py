@@ -1,12 +1,20 @@
-"""Room perf/probes.py: the step clock's intervals, the memory peaks of a device, and what torch.compile did."""
+"""Room perf/measure/probes.py: the step clock's intervals, the memory peaks of a device, and what torch.compile did."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from perf import probes as room
-from perf.probes import CompileProbe, ExtraWork, IssueProbe, StepClock, compiling_s, memory_peaks, reset_memory_peaks
+from perf.measure import probes as room
+from perf.measure.probes import (
+    CompileProbe,
+    ExtraWork,
+    IssueProbe,
+    StepClock,
+    compiling_s,
+    memory_peaks,
+    reset_memory_peaks,
+)
 from tests.equivalence import CPU
 
 GPU = torch.device("cuda", 0)

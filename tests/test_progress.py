@@ -1,4 +1,4 @@
-"""Room perf/progress.py: what the live line says, how seldom it is drawn, and that nothing of it stays."""
+"""Room perf/tell/progress.py: what the live line says, how seldom it is drawn, and that nothing of it stays."""
 
 import io
 import os
@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from perf import progress as room
-from perf.progress import Progress, terminal_console
+from perf.tell import progress as room
+from perf.tell.progress import Progress, terminal_console
 
 
 class Clock:

@@ -1,11 +1,11 @@
-"""Room perf/provenance.py: what a process says of the code it has imported."""
+"""Room perf/facts/provenance.py: what a process says of the code it has imported."""
 
 from pathlib import Path
 
 import torch
 
 import strategies
-from perf.provenance import digest, imported
+from perf.facts.provenance import digest, imported
 from tests.factory import write_text
 
 

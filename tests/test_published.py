@@ -1,11 +1,11 @@
-"""Room perf/published.py: the source's own figures, beside ours in a report of GPU cells and in no other."""
+"""Room perf/tell/published.py: the source's own figures, beside ours in a report of GPU cells and in no other."""
 
 import pytest
 
-from perf.connection import ROOT
-from perf.published import published_tables
-from perf.report import write_report
-from perf.results import Manifest, Results
+from perf.measure.connection import ROOT
+from perf.tell.published import published_tables
+from perf.tell.report import write_report
+from perf.tell.results import Manifest, Results
 from strategies.layout import default_workload
 from strategies.spec import LinkProfile
 from tests.factory import PLAN, cell, run_record, write_text

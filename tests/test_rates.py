@@ -1,11 +1,11 @@
-"""Room perf/rates.py: rates from the ranks' times, the formula of the bus bandwidth, the slowest that counts."""
+"""Room perf/facts/rates.py: rates from the ranks' times, the formula of the bus bandwidth, the slowest that counts."""
 
 import math
 
 import pytest
 from msgspec.structs import replace
 
-from perf.rates import KINDS, MIB, ON_CPU, ON_GPUS, Ceilings, Kind, RankTimes, bus_factor, ceilings_of
+from perf.facts.rates import KINDS, MIB, ON_CPU, ON_GPUS, Ceilings, Kind, RankTimes, bus_factor, ceilings_of
 from tests.nodes import rate
 
 

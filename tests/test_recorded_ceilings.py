@@ -1,10 +1,10 @@
-"""Room perf/baseline.py, the ceilings of machines: found by their key, whole, and positive numbers."""
+"""Room perf/judge/baseline.py, the ceilings of machines: found by their key, whole, and positive numbers."""
 
 import pytest
 from msgspec.structs import replace
 
-from perf import baseline as room
-from perf.baseline import RecordedCeilings, Store
+from perf.judge import baseline as room
+from perf.judge.baseline import RecordedCeilings, Store
 from tests import nodes
 from tests.factory import CPU, baseline, cell
 

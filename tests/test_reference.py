@@ -1,4 +1,4 @@
-"""Room perf/reference.py: what a reference can be, and that nothing of it stays behind."""
+"""Room perf/measure/reference.py: what a reference can be, and that nothing of it stays behind."""
 
 import subprocess
 import sys
@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from perf import reference as room
-from perf.connection import ROOT
-from perf.launch import Launcher
-from perf.provenance import digest
-from perf.reference import Reference, opened, parse
+from perf.facts.provenance import digest
+from perf.measure import reference as room
+from perf.measure.connection import ROOT
+from perf.measure.launch import Launcher
+from perf.measure.reference import Reference, opened, parse
 
 
 @pytest.fixture

@@ -1,14 +1,14 @@
-"""Room perf/render.py: units, the line that tells a whole verdict, tables, and the exit code."""
+"""Room perf/tell/render.py: units, the line that tells a whole verdict, tables, and the exit code."""
 
 import itertools
 
 import pytest
 
-from perf import render
-from perf.measurement import PEAK_ALLOCATED, PEAK_RESERVED, PEAK_RESIDENT, STEP_TIME, THROUGHPUT, Metric
-from perf.outcome import Outcome
-from perf.rule import Rule
-from perf.verdict import Comparison, Verdict, judge
+from perf.facts.measurement import PEAK_ALLOCATED, PEAK_RESERVED, PEAK_RESIDENT, STEP_TIME, THROUGHPUT, Metric
+from perf.facts.outcome import Outcome
+from perf.judge.rule import Rule
+from perf.judge.verdict import Comparison, Verdict, judge
+from perf.tell import render
 from strategies.spec import LinkProfile
 from tests.factory import baseline, cell, environment, invariants, measurement
 

@@ -1,4 +1,4 @@
-"""Room perf/replay.py: pytest-benchmark shows the recorded steps, every one, and measures nothing itself."""
+"""Room perf/tell/replay.py: pytest-benchmark shows the recorded steps, every one, and measures nothing itself."""
 
 import json
 import os
@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from perf.connection import ROOT, python_path
-from perf.replay import ReplayClock, replay
+from perf.measure.connection import ROOT, python_path
+from perf.tell.replay import ReplayClock, replay
 
 EXACT = [0.5, 0.25, 2.0, 0.125]
 """Sums of these are exact in binary."""
@@ -16,7 +16,7 @@ ROUNDED = [0.1, 0.3, 0.2, 1234.5, 0.1]
 
 TEST_FILE = f"""
 import pytest
-from perf.replay import CLOCK, replay
+from perf.tell.replay import CLOCK, replay
 
 @pytest.mark.benchmark(timer=CLOCK)
 @pytest.mark.parametrize("steps", [{EXACT}, {ROUNDED}, [0.5]], ids=["exact", "rounded", "one"])

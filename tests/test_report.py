@@ -10,14 +10,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from perf.fault import Fault
-from perf.measurement import STEP_TIME, THROUGHPUT
-from perf.outcome import Outcome
-from perf.render import quantity
-from perf.report import write_report
-from perf.results import Manifest, Results, gather
-from perf.rule import Rule
-from perf.verdict import Verdict, judge
+from perf.facts.fault import Fault
+from perf.facts.measurement import STEP_TIME, THROUGHPUT
+from perf.facts.outcome import Outcome
+from perf.judge.rule import Rule
+from perf.judge.verdict import Verdict, judge
+from perf.tell.render import quantity
+from perf.tell.report import write_report
+from perf.tell.results import Manifest, Results, gather
 from strategies.spec import LinkProfile, Mode, StrategyName
 from tests import factory
 

@@ -1,4 +1,4 @@
-"""Room perf/results.py: the folder of a test run gives back what was written, or says what is damaged."""
+"""Room perf/tell/results.py: the folder of a test run gives back what was written, or says what is damaged."""
 
 import re
 from datetime import UTC, datetime
@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from perf import jsonfile
-from perf import results as room
-from perf.fault import Fault
-from perf.results import Manifest, Results, new_run_id
-from perf.rule import Rule
-from perf.verdict import judge
+from perf.facts import jsonfile
+from perf.facts.fault import Fault
+from perf.judge.rule import Rule
+from perf.judge.verdict import judge
+from perf.tell import results as room
+from perf.tell.results import Manifest, Results, new_run_id
 from strategies.spec import Mode, StrategyName
 from tests import nodes
 from tests.factory import PLAN, baseline, cell, environment, invariants, measurement, run_record, write_text

@@ -1,8 +1,8 @@
-"""Room perf/rule.py: presets, what the sensitive one needs, and overrides with their reasons."""
+"""Room perf/judge/rule.py: presets, what the sensitive one needs, and overrides with their reasons."""
 
 import pytest
 
-from perf.rule import PRESETS, Rule, overrides, rule_for
+from perf.judge.rule import PRESETS, Rule, overrides, rule_for
 from tests.factory import baseline, write_text
 
 CELL = "ddp-tiny-eager-w2-gloo"

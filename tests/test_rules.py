@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from perf.matrix import node, smoke
+from perf.facts.matrix import node, smoke
 from strategies.layout import Layout, default_workload
 from strategies.rules import RULES, refusal
 from strategies.shapes import SIZES

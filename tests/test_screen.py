@@ -1,14 +1,14 @@
-"""Room perf/screen.py and tools.screen: who competes with whom, who is fastest, and the matrix of those."""
+"""Room perf/tell/screen.py and tools.screen: who competes with whom, who is fastest, and the matrix of those."""
 
 import pytest
 from msgspec.structs import replace
 
-from perf.exports import read_test_run
-from perf.matrix import as_toml, cells_of, from_file
-from perf.outcome import Outcome
-from perf.results import Results
-from perf.screen import axis_of, fastest, fields_of
-from perf.verdict import Verdict
+from perf.facts.matrix import as_toml, cells_of, from_file
+from perf.facts.outcome import Outcome
+from perf.judge.verdict import Verdict
+from perf.tell.exports import read_test_run
+from perf.tell.results import Results
+from perf.tell.screen import axis_of, fastest, fields_of
 from strategies.spec import ComputeDtype, LinkProfile, Mode, Options
 from tests import factory
 from tests.finished_runs import manifest, write_test_run

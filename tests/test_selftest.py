@@ -1,13 +1,13 @@
-"""Room perf/selftest.py: the operating curve from recorded runs, made up and real."""
+"""Room perf/judge/selftest.py: the operating curve from recorded runs, made up and real."""
 
 import random
 
 import pytest
 from msgspec.structs import replace
 
-from perf.fault import Fault, FaultKind
+from perf.facts.fault import Fault, FaultKind
 from perf.gate import memory_found
-from perf.selftest import SelfTest, evaluate, fit, planted, table
+from perf.judge.selftest import SelfTest, evaluate, fit, planted, table
 from strategies.spec import LinkProfile
 from tests.factory import cell, run_record
 from tests.suite_runs import DDP

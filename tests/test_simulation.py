@@ -1,10 +1,10 @@
-"""Room perf/simulation.py: the operating curve of the rule, as far as few trials tell."""
+"""Room perf/judge/simulation.py: the operating curve of the rule, as far as few trials tell."""
 
 import pytest
 from msgspec.structs import replace
 
-from perf.rule import Rule
-from perf.simulation import PROFILES, rates
+from perf.judge.rule import Rule
+from perf.judge.simulation import PROFILES, rates
 
 RULE = Rule(least_difference_s=0.0)
 

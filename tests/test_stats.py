@@ -1,4 +1,4 @@
-"""Room perf/stats.py: every statistic against an independent computation."""
+"""Room perf/facts/stats.py: every statistic against an independent computation."""
 
 import math
 import statistics
@@ -9,7 +9,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perf import stats
+from perf.facts import stats
 
 steady = settings(deadline=None, derandomize=True)
 levels = st.lists(st.floats(-5, 5), min_size=2, max_size=20)

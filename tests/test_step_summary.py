@@ -4,14 +4,14 @@ import msgspec
 import pytest
 from markdown_it import MarkdownIt
 
-from perf.exports import FinishedTestRun, read_test_run
-from perf.fault import Fault
-from perf.measurement import measure
-from perf.outcome import Outcome
-from perf.render import TABLE_HEADER
-from perf.results import Results
-from perf.step_summary import exit_sentence, step_summary
-from perf.verdict import Verdict
+from perf.facts.fault import Fault
+from perf.facts.measurement import measure
+from perf.facts.outcome import Outcome
+from perf.judge.verdict import Verdict
+from perf.tell.exports import FinishedTestRun, read_test_run
+from perf.tell.render import TABLE_HEADER
+from perf.tell.results import Results
+from perf.tell.step_summary import exit_sentence, step_summary
 from tests import factory
 from tests.finished_runs import ON_GPUS, PASSES, WITH_RUNS, WITHOUT_RUNS, finished, manifest, write_test_run
 

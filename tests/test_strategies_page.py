@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from perf.baseline import INVARIANTS, Invariants, read
-from perf.connection import ROOT
-from perf.matrix import smoke
+from perf.facts.matrix import smoke
+from perf.judge.baseline import INVARIANTS, Invariants, read
+from perf.measure.connection import ROOT
 from perf.settings import BASELINES
 from strategies.spec import Mode, StrategyName
 

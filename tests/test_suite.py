@@ -9,16 +9,16 @@ import pytest
 from msgspec.structs import replace
 from safetensors.numpy import save_file
 
-from perf import baseline as baselines
-from perf import jsonfile
-from perf.connection import ROOT
-from perf.hardware import Node
-from perf.outcome import Outcome
-from perf.progress import Progress
-from perf.record import RunRecord
-from perf.results import Results
+from perf.facts import jsonfile
+from perf.facts.hardware import Node
+from perf.facts.outcome import Outcome
+from perf.facts.record import RunRecord
+from perf.judge import baseline as baselines
+from perf.measure.connection import ROOT
 from perf.settings import Settings
 from perf.suite import Suite
+from perf.tell.progress import Progress
+from perf.tell.results import Results
 from tests import nodes
 from tests.factory import PLAN
 from tests.suite_runs import DDP, SINGLE
@@ -51,6 +51,7 @@ def test_resume_with_another_plan_or_matrix_is_refused(suite_runs):
     assert f"about other cells, such as {SINGLE}" in other_cells.text
 
 
+@pytest.mark.long
 def test_resume_on_another_commit_is_refused(suite_runs):
     folder = suite_runs.record("-k", "single", "--perf-commit=aaa").results.folder
     resumed = suite_runs.run("-k", "single", f"--perf-resume={folder}", "--perf-commit=bbb")
@@ -72,9 +73,9 @@ def recorded_ddp(suite_runs):
         ("nan_loss", Outcome.WRONG, "the loss is not finite from step 2 on"),
         ("gradient_scale=2", Outcome.WRONG, "start gradient norm"),
         ("missing_metric", Outcome.INVALID, "losses of 0 of 6 steps"),
-        ("truncated=1", Outcome.INVALID, "1 of 4 measured steps"),
+        pytest.param("truncated=1", Outcome.INVALID, "1 of 4 measured steps", marks=pytest.mark.long),
         ("slow_step=4", Outcome.REGRESSED, "step time"),
-        ("raise@1", Outcome.ERROR, "CRASH: rank 1: AssertionError: planted"),
+        pytest.param("raise@1", Outcome.ERROR, "CRASH: rank 1: AssertionError: planted", marks=pytest.mark.long),
         ("hang@0", Outcome.ERROR, "HANG: timeout after 8 s, rank 0 in"),
     ],
 )
@@ -106,6 +107,7 @@ def test_checkpoint_is_where_every_rank_starts_and_part_of_the_recipe(recorded_d
     assert re.search(r"REFUSED: rank [01]: ValueError: .* is not a checkpoint of this shape", refused.text)
 
 
+@pytest.mark.long
 def test_resume_with_other_software_is_refused(suite_runs):
     folder = suite_runs.record("-k", "single").results.folder
     (folder / "runs" / SINGLE / "2.json").unlink()

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from perf.record import LedgerEntry
+from perf.facts.record import LedgerEntry
 from strategies.spec import ComputeDtype, LossKind, Mode, Options, StrategyName
 from tests.equivalence import SHAPE, Case
 from tests.tensor_parallel_ranks import CHUNK_TOKENS, Audited

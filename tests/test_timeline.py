@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perf.intervals import length, subtract, union, within
-from perf.timeline import innermost, timeline
-from perf.trace_events import WAIT_MARK, Event, Kind, read_trace
+from perf.measure.intervals import length, subtract, union, within
+from perf.measure.timeline import innermost, timeline
+from perf.measure.trace_events import WAIT_MARK, Event, Kind, read_trace
 
 steady = settings(deadline=None, derandomize=True)
 thorough = settings(steady, max_examples=300)

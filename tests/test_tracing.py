@@ -1,4 +1,4 @@
-"""Room perf/tracing.py: profiled runs of real ranks, whose traces open and whose splits tell who waits for whom."""
+"""Room perf/measure/tracing.py: profiled runs of real ranks: traces open, splits tell who waits for whom."""
 
 import gzip
 import json
@@ -6,15 +6,15 @@ import statistics
 
 import pytest
 
-from perf import evidence as room
-from perf.cell import SamplingPlan
-from perf.evidence import collect
-from perf.fault import Fault
-from perf.gpus import visible_gpus
-from perf.job import PLAIN_STEPS, PROFILED_STEPS
-from perf.launch import LaunchError
-from perf.matrix import node
-from perf.trace_events import FORWARD_BACKWARD_MARK, OPTIMIZER_MARK, WAIT_MARK
+from perf.facts.cell import SamplingPlan
+from perf.facts.fault import Fault
+from perf.facts.gpus import visible_gpus
+from perf.facts.job import PLAIN_STEPS, PROFILED_STEPS
+from perf.facts.matrix import node
+from perf.measure import evidence as room
+from perf.measure.evidence import collect
+from perf.measure.launch import LaunchError
+from perf.measure.trace_events import FORWARD_BACKWARD_MARK, OPTIMIZER_MARK, WAIT_MARK
 from strategies.spec import Mode, StrategyName
 from tests.factory import cell
 from tests.test_gpu_comms import tiny

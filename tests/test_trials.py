@@ -7,15 +7,15 @@ import sys
 import pytest
 from msgspec.structs import replace
 
-from perf import baseline as baselines
-from perf.baseline import Baseline, Invariants
-from perf.breaker import Shift
-from perf.connection import ROOT
-from perf.measurement import STEP_TIME
-from perf.outcome import Outcome
-from perf.rule import Rule
+from perf.facts.measurement import STEP_TIME
+from perf.facts.outcome import Outcome
+from perf.judge import baseline as baselines
+from perf.judge.baseline import Baseline, Invariants
+from perf.judge.breaker import Shift
+from perf.judge.rule import Rule
+from perf.judge.verdict import Course, judge
+from perf.measure.connection import ROOT
 from perf.trials import everywhere, incomparable, invalid
-from perf.verdict import Course, judge
 from tests.factory import baseline, invariants, measurement, write_text
 from tests.suite_runs import DDP, SINGLE, seed_that_begins_with
 

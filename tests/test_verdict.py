@@ -1,4 +1,4 @@
-"""Room perf/verdict.py: the order of the gates, each outcome, inclusive limits, and what is said beside it."""
+"""Room perf/judge/verdict.py: the order of the gates, each outcome, inclusive limits, and what is said beside it."""
 
 import itertools
 import math
@@ -6,10 +6,10 @@ import math
 import msgspec
 import pytest
 
-from perf.measurement import measure
-from perf.outcome import Outcome
-from perf.rule import Rule
-from perf.verdict import judge
+from perf.facts.measurement import measure
+from perf.facts.outcome import Outcome
+from perf.judge.rule import Rule
+from perf.judge.verdict import judge
 from strategies.spec import LinkProfile
 from tests.factory import PLAN, baseline, cell, change_ranks, invariants, measurement, run_record
 

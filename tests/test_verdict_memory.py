@@ -1,12 +1,12 @@
-"""Room perf/verdict.py, its memory gate: limits, most runs, the largest rank, and what is only shown."""
+"""Room perf/judge/verdict.py, its memory gate: limits, most runs, the largest rank, and what is only shown."""
 
 import msgspec
 import pytest
 
-from perf.measurement import measure
-from perf.outcome import Outcome
-from perf.rule import Rule
-from perf.verdict import judge
+from perf.facts.measurement import measure
+from perf.facts.outcome import Outcome
+from perf.judge.rule import Rule
+from perf.judge.verdict import judge
 from strategies.spec import LinkProfile
 from tests.factory import PLAN, baseline, cell, change_ranks, invariants, measurement, run_record
 

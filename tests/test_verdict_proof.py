@@ -1,4 +1,4 @@
-"""Room perf/verdict.py, proven: it agrees with an independent reference, and a broken judge is found out."""
+"""Room perf/judge/verdict.py, proven: it agrees with an independent reference, and a broken judge is found out."""
 
 import inspect
 import json
@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from perf import decision
-from perf import verdict as room
-from perf.decision import NINE_IN_TEN
-from perf.measurement import measure
-from perf.rule import Rule
-from perf.verdict import judge
+from perf.facts.measurement import measure
+from perf.judge import decision
+from perf.judge import verdict as room
+from perf.judge.decision import NINE_IN_TEN
+from perf.judge.rule import Rule
+from perf.judge.verdict import judge
 from strategies.spec import LinkProfile, Mode
 from tests.factory import (
     CPU,

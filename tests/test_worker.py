@@ -1,4 +1,4 @@
-"""Room perf/worker.py: a real run's records are complete, consistent over the ranks, and the same under torchrun."""
+"""Room perf/measure/worker.py: a real run's records are whole, agree over the ranks, and with torchrun's."""
 
 import os
 import subprocess
@@ -10,15 +10,15 @@ import msgspec
 import pytest
 from safetensors.torch import save_file
 
-from perf import jsonfile
-from perf.cell import SamplingPlan
-from perf.connection import ROOT, python_path
-from perf.correctness import intrinsic_errors
-from perf.fault import Fault
-from perf.job import ENTRY, Job
-from perf.launch import loopback_variables
-from perf.measurement import measure, straggler
-from perf.record import MemoryPeaks, RankRecord
+from perf.facts import jsonfile
+from perf.facts.cell import SamplingPlan
+from perf.facts.fault import Fault
+from perf.facts.job import ENTRY, Job
+from perf.facts.measurement import measure, straggler
+from perf.facts.record import MemoryPeaks, RankRecord
+from perf.judge.correctness import intrinsic_errors
+from perf.measure.connection import ROOT, python_path
+from perf.measure.launch import loopback_variables
 from strategies.model import build_model
 from strategies.shapes import SIZES
 from strategies.spec import AXES, StrategyName
@@ -146,7 +146,7 @@ def test_torchrun_gives_the_same_losses_and_ledgers(runs, tmp_path):
     jsonfile.write(tmp_path / "job.json", job())
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     result = subprocess.run(
-        [*command, "-m", "perf.worker", tmp_path / "job.json", tmp_path],
+        [*command, "-m", "perf.measure.worker", tmp_path / "job.json", tmp_path],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": python_path(ROOT)} | loopback_variables(),
         capture_output=True,
@@ -175,7 +175,7 @@ def fill_memory(payload, context):
     """Entry point of the server: a rank that needs 512 MiB more than others."""
     import torch
 
-    from perf.probes import memory_peaks
+    from perf.measure.probes import memory_peaks
 
     torch.ones(512 * MIB // 4)
     jsonfile.write(context.folder / f"record-{context.rank}.json", memory_peaks(CPU))

@@ -7,11 +7,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore
 
-from perf import jsonfile
-from perf.job import Job, TraceJob
-from perf.server import RankContext
-from perf.tracing import TracedRun
-from perf.worker import Run
+from perf.facts import jsonfile
+from perf.facts.job import Job, TraceJob
+from perf.measure.server import RankContext
+from perf.measure.tracing import TracedRun
+from perf.measure.worker import Run
 from strategies.sharded import Sharded
 
 SIDE, PRODUCTS = 512, 24
@@ -59,17 +59,17 @@ class Talkative(SlowBuild, Run):
 
 
 def slow_optimizer(payload: dict[str, Any], context: RankContext) -> None:
-    """Entry point of the server: as perf.tracing:trace_rank."""
+    """Entry point of the server: as perf.measure.tracing:trace_rank."""
     _measure(SlowTraced(jsonfile.convert(payload, TraceJob, source="job"), context), context)
 
 
 def extra_collective(payload: dict[str, Any], context: RankContext) -> None:
-    """Entry point of the server: as perf.tracing:trace_rank."""
+    """Entry point of the server: as perf.measure.tracing:trace_rank."""
     _measure(TalkativeTraced(jsonfile.convert(payload, TraceJob, source="job"), context), context)
 
 
 def extra_collective_timed(payload: dict[str, Any], context: RankContext) -> None:
-    """Entry point of the server: as perf.worker:run_rank."""
+    """Entry point of the server: as perf.measure.worker:run_rank."""
     _measure(Talkative(jsonfile.convert(payload, Job, source="job"), context), context)
 
 

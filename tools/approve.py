@@ -14,17 +14,17 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock
 
-from perf import baseline as baselines
-from perf import jsonfile
-from perf.approval import Consent, Proposal, propose, propose_ceilings
-from perf.baseline import Baseline, Invariants, RecordedCeilings, Store
-from perf.measurement import PEAK_ALLOCATED, STEP_TIME, Measurement
-from perf.preflight import Preflight
-from perf.rates import KINDS
-from perf.render import percent, quantity
-from perf.results import Results
-from perf.rule import Rule
+from perf.facts import jsonfile
+from perf.facts.measurement import PEAK_ALLOCATED, STEP_TIME, Measurement
+from perf.facts.rates import KINDS
+from perf.judge import baseline as baselines
+from perf.judge.approval import Consent, Proposal, propose, propose_ceilings
+from perf.judge.baseline import Baseline, Invariants, RecordedCeilings, Store
+from perf.judge.preflight import Preflight
+from perf.judge.rule import Rule
 from perf.settings import BASELINES, LOCAL_BASELINES
+from perf.tell.render import percent, quantity
+from perf.tell.results import Results
 
 
 def main(arguments: list[str] | None = None) -> int:

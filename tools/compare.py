@@ -8,10 +8,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from perf.connection import ROOT
-from perf.matrix import cells_of
-from perf.reference import parse
-from perf.rule import PRESETS
+from perf.facts.matrix import cells_of
+from perf.judge.rule import PRESETS
+from perf.measure.connection import ROOT
+from perf.measure.reference import parse
 from perf.session import run_pytest
 
 MISUSED = 2

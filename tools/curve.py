@@ -9,8 +9,8 @@ import math
 import sys
 from collections.abc import Sequence
 
-from perf.rule import Rule
-from perf.simulation import PROFILES, rates
+from perf.judge.rule import Rule
+from perf.judge.simulation import PROFILES, rates
 
 SLOWDOWNS = (0.0, 0.02, 0.03, 0.05, 0.10)
 ROWS = (

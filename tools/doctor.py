@@ -9,25 +9,25 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from perf import jsonfile
-from perf.baseline import RecordedCeilings, Store
-from perf.cell import Cell
-from perf.connection import ROOT
-from perf.environment import Source
-from perf.examination import examine
-from perf.findings import SHARED_MEMORY
-from perf.gpu_health import GpuHealth
-from perf.gpus import GpuUse
-from perf.hardware import Node, this_node
-from perf.launch import Launcher
-from perf.lease import Lease
-from perf.matrix import NAMED, cells_of, obstacle
-from perf.preflight import Preflight, compare, invalid
-from perf.progress import terminal_console
-from perf.rates import KINDS, Ceilings, Kind
-from perf.results import Results
-from perf.sections import Section, show
+from perf.facts import jsonfile
+from perf.facts.cell import Cell
+from perf.facts.environment import Source
+from perf.facts.findings import SHARED_MEMORY
+from perf.facts.gpu_health import GpuHealth
+from perf.facts.gpus import GpuUse
+from perf.facts.hardware import Node, this_node
+from perf.facts.matrix import NAMED, cells_of, obstacle
+from perf.facts.rates import KINDS, Ceilings, Kind
+from perf.judge.baseline import RecordedCeilings, Store
+from perf.judge.preflight import Preflight, compare, invalid
+from perf.measure.connection import ROOT
+from perf.measure.examination import examine
+from perf.measure.launch import Launcher
+from perf.measure.lease import Lease
 from perf.settings import BASELINES, LOCAL_BASELINES
+from perf.tell.progress import terminal_console
+from perf.tell.results import Results
+from perf.tell.sections import Section, show
 
 FIT, UNFIT, UNUSABLE, NOTHING = 0, 1, 2, 8
 

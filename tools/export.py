@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from perf.dashboards import hud_json, otava_files
-from perf.exports import FinishedTestRun, action_json, bencher_json, benchmark_json, read_test_run
-from perf.results import Results
+from perf.tell.dashboards import hud_json, otava_files
+from perf.tell.exports import FinishedTestRun, action_json, bencher_json, benchmark_json, read_test_run
+from perf.tell.results import Results
 
 
 def markdown(test_run: FinishedTestRun) -> str:
     """As `step_summary`, which imports pandas: only where it is asked for."""
-    from perf.step_summary import step_summary
+    from perf.tell.step_summary import step_summary
 
     return step_summary(test_run)
 

@@ -9,14 +9,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from perf.band import Band, band, rule_of
-from perf.baseline import Store
-from perf.change_points import GET_OTAVA
-from perf.connection import ROOT
-from perf.history import History, Series, gather
-from perf.history_pages import BandOf, pages, told
-from perf.measurement import METRICS
+from perf.facts.measurement import METRICS
+from perf.judge.band import Band, band, rule_of
+from perf.judge.baseline import Store
+from perf.measure.connection import ROOT
 from perf.settings import BASELINES, LOCAL_BASELINES
+from perf.tell.change_points import GET_OTAVA
+from perf.tell.history import History, Series, gather
+from perf.tell.history_pages import BandOf, pages, told
 
 NAMES = {metric.title.replace(" ", "-"): metric for metric, _ in METRICS.values()}
 """Metrics as --metric spells them."""
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         history = gather(options.results, wanted=lambda cell: _matches(cell.id, options.cells))
         shown = pages(history, metrics, bands(Store(options.baselines, LOCAL_BASELINES)), commits=options.commits)
         if shown:
-            from perf.history_charts import draw  # matplotlib: only when there is something to draw
+            from perf.tell.history_charts import draw  # matplotlib: only when there is something to draw
 
             for page in shown:
                 path = draw(page, options.into / f"{page.cell_id}--{page.machine_key}.png")

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from perf.report import write_report
-from perf.results import Results, gather
+from perf.tell.report import write_report
+from perf.tell.results import Results, gather
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

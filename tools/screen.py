@@ -8,14 +8,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from perf.exports import FinishedTestRun, read_test_run
-from perf.matrix import as_toml
-from perf.measurement import PEAK_ALLOCATED, THROUGHPUT
-from perf.progress import terminal_console
-from perf.render import quantity
-from perf.results import Results
-from perf.screen import MARGIN, Candidate, Field, fastest, fields_of
-from perf.sections import Section, show
+from perf.facts.matrix import as_toml
+from perf.facts.measurement import PEAK_ALLOCATED, THROUGHPUT
+from perf.tell.exports import FinishedTestRun, read_test_run
+from perf.tell.progress import terminal_console
+from perf.tell.render import quantity
+from perf.tell.results import Results
+from perf.tell.screen import MARGIN, Candidate, Field, fastest, fields_of
+from perf.tell.sections import Section, show
 
 HEADER = ("", "axis", "candidate", "mode", "throughput", "of the fastest", "peak allocated", "runs")
 

@@ -1,0 +1,54 @@
+"""Where and on what code a test run is made: host, commit, and the variables that change how torch runs."""
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+from perf.facts.hardware import Machine, Node
+from perf.facts.record import Environment, Software
+
+_PREFIXES = ("NCCL_", "TORCH", "PYTORCH_", "CUDA_", "OMP_", "MKL_", "GLOO_", "KMP_", "CUBLAS_")
+
+
+def environment(
+    machine: Machine, node: Node, software: Software, *, source: "Source", variables: dict[str, str]
+) -> Environment:
+    """The environment of a run; `variables` are those that only its ranks get."""
+    return Environment(
+        machine=machine,
+        host=platform.node(),
+        cpu=node.cpu,
+        cpu_cores=node.cpu_cores,
+        software=software,
+        commit=source.commit,
+        dirty=source.dirty,
+        variables=telling_variables() | variables,
+    )
+
+
+def telling_variables() -> dict[str, str]:
+    """Those of this process that torch and its libraries read, paths left out: they say where, not how."""
+    return {
+        name: value for name, value in sorted(os.environ.items()) if name.startswith(_PREFIXES) and "/" not in value
+    }
+
+
+class Source:
+    """The measured source tree: its commit, as git knows it or as the user says it."""
+
+    def __init__(self, root: Path, said: str | None = None) -> None:
+        self.commit = said or _git(root, "rev-parse", "HEAD")
+        status = _git(root, "status", "--porcelain", "--untracked-files=no") if self.commit and not said else None
+        self.dirty = None if status is None else bool(status)
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    """Output of git in `root`; None where there is no git or no repository."""
+    try:
+        result = subprocess.run(
+            ["git", "-C", root, *arguments], capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return result.stdout.strip() if result.returncode == 0 else None

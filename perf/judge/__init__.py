@@ -1,0 +1,1 @@
+"""From values to a verdict: baselines, the rule, the proof that numbers are right."""

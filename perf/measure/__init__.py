@@ -1,0 +1,1 @@
+"""How runs are made: servers, ranks, what is watched in them."""

@@ -1,0 +1,1 @@
+"""What people and other tools are told: lines, reports, histories, exports."""

@@ -1,0 +1,39 @@
+"""Tables that others published: shown beside our measurements, never mixed with them and never a baseline."""
+
+from pathlib import Path
+from typing import ClassVar
+
+from perf.facts import jsonfile
+from strategies.value import Value
+
+FOLDER = "published"
+
+
+class PublishedRow(Value, frozen=True, kw_only=True):
+    """One figure triple, as its source states it."""
+
+    strategy: str
+    """In the source's words."""
+    size: str
+    tokens_per_s: float
+    """Cluster throughput."""
+    step_time_s: float
+    peak_memory_bytes: int
+    note: str = ""
+
+
+class PublishedTable(Value, frozen=True, kw_only=True):
+    """A table with what must be known to read it."""
+
+    SCHEMA_VERSION: ClassVar[int] = 1
+    schema_version: int = 1
+    title: str
+    source: str
+    machine: str
+    workload: str
+    rows: tuple[PublishedRow, ...]
+
+
+def published_tables(baselines: Path) -> list[PublishedTable]:
+    """All tables below `baselines`/published. Raises ValueError that names a damaged file."""
+    return [jsonfile.read(path, PublishedTable) for path in sorted((baselines / FOLDER).glob("*.json"))]

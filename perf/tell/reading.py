@@ -1,0 +1,156 @@
+"""A test run in words: its headline, what to know before any number, which cell leads, what may not be concluded."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import pandas as pd
+
+from perf.facts.cell import Cell, SamplingPlan
+from perf.facts.measurement import PEAK_ALLOCATED, PEAK_RESIDENT, STEP_TIME, THROUGHPUT, Measurement, Metric
+from perf.facts.outcome import VERDICTS, Outcome
+from perf.facts.record import RunRecord
+from perf.judge.rule import Rule
+from perf.judge.verdict import Verdict
+from perf.tell import tables
+from perf.tell.bars import ranks_text
+from perf.tell.render import counts, quantity
+
+
+def headline(verdicts: Collection[Verdict]) -> str:
+    """`2 of 6 cells failed: 1 ERROR, 1 REGRESSED, 3 PASS, 1 UNSUPPORTED.`"""
+    failed = sum(verdict.is_failure for verdict in verdicts)
+    undecided = sum(not verdict.is_failure and verdict.outcome not in VERDICTS for verdict in verdicts)
+    if not verdicts:
+        return "Nothing ran: this test run selected no cells."
+    if failed:
+        said = f"{failed} of {len(verdicts)} cells failed"
+    elif undecided:
+        said = f"No cell failed, {undecided} of {len(verdicts)} have no verdict"
+    else:
+        said = f"All {len(verdicts)} cells are green"
+    return f"{said}: {counts(verdicts)}."
+
+
+def status(verdicts: Collection[Verdict]) -> str:
+    """Which colour the headline has."""
+    outcomes = {verdict.outcome for verdict in verdicts}
+    if any(verdict.is_failure for verdict in verdicts):
+        return "failed"
+    return "green" if outcomes and outcomes <= VERDICTS | {Outcome.UNSUPPORTED} else "undecided"
+
+
+def warnings(measurements: Sequence[Measurement], verdicts: Iterable[Verdict]) -> list[str]:
+    """What a reader must know before any number."""
+    runs = [run for measurement in measurements for run in measurement.runs]
+    found = []
+    if planted := sorted({f"{tables.fault_text(run.fault)} in {run.cell.id}" for run in runs if run.fault is not None}):
+        found.append(f"Planted faults, so these cells are broken on purpose: {', '.join(planted)}.")
+    if any(run.environment.dirty for run in runs):
+        found.append("The measured source tree had uncommitted changes: these numbers belong to no commit.")
+    if runs and any(run.environment.commit is None for run in runs):
+        found.append("The commit of the measured source tree is unknown.")
+    for name, values in environment_values(runs).items():
+        if len(values) > 1 and name in ("commit", "host", "torch", "transformers", "python"):
+            found.append(f"The runs differ in {name}: {', '.join(values)}.")
+    if hung := sorted({run.cell.id for run in runs if run.teardown_hang}):
+        found.append(f"Processes did not end by themselves after measuring: {', '.join(hung)}.")
+    if provisional := sum(verdict.provisional for verdict in verdicts):
+        found.append(f"{provisional} verdicts rest on a provisional baseline (few nights or few runs).")
+    return found
+
+
+def orders(frame: pd.DataFrame, cells: Sequence[Cell], verdicts: Mapping[str, Verdict]) -> list[str]:
+    """Per size, ranks and kind of device: cells by throughput and by peak memory; `~` where two are too close."""
+    found = []
+    for alike in tables.comparable(frame, cells, verdicts):
+        first = alike[0]
+        device, peak = ("CPU", PEAK_RESIDENT) if first.device_kind == "cpu" else ("GPU", PEAK_ALLOCATED)
+        where = f"{first.size}, {ranks_text(first.world_size)} on {device}"
+        found.append(f"{where}, fastest first: {_order(frame, alike, verdicts, THROUGHPUT, ' > ')}")
+        found.append(f"{where}, least {peak.title} first: {_order(frame, alike, verdicts, peak, ' < ')}")
+    return found
+
+
+def limits(measurements: Sequence[Measurement], plan: SamplingPlan) -> list[str]:
+    """What may not be concluded."""
+    floor = f"{100 * Rule().floor:g} %"
+    found = [
+        (
+            f"Each cell was to be run {plan.runs} times, each in a fresh process group; n is how many runs there are. "
+            "The run is the unit of evidence; the steps of one run share its luck."
+        ),
+        (
+            "Error bars and brackets are the smallest and the largest run, not a confidence interval; with few runs "
+            "the next one may well fall outside."
+        ),
+        (
+            f"Differences below a cell's tolerance ({floor} of the step time where none is stated) are not to be read. "
+            "The orders above write ~ between neighbours that differ by less, or whose runs overlap."
+        ),
+        "Only a verdict compares with the past. Ratios compare cells of this test run with each other.",
+        (
+            "Peak allocated is what tensors took; the allocator holds more (peak reserved), and what must fit into a "
+            "GPU is the reserved size plus what the driver and NCCL take."
+        ),
+        (
+            "Everything holds for this machine, these links, this sequence length and this batch; it does not carry "
+            "over to more ranks, another interconnect or longer sequences."
+        ),
+        "A cell that was skipped or failed says nothing about the speed it would have had.",
+    ]
+    if any(measurement.cell.device_kind == "cpu" for measurement in measurements):
+        found.append(
+            "Cells on gloo run on CPU ranks that share one machine: they watch the code of a strategy, and say nothing "
+            "about its speed or memory on GPUs."
+        )
+    return found
+
+
+def environment_values(runs: Iterable[RunRecord]) -> dict[str, list[str]]:
+    """Name -> the different values in the order in which they were met."""
+    found: dict[str, dict[str, None]] = {}
+    for environment in (run.environment for run in runs):
+        machine, software = environment.machine, environment.software
+        parts = [f"{machine.key}: {machine.device}, {machine.count} used"]
+        parts += [f"{machine.memory_gib} GiB each"] * (machine.memory_gib is not None)
+        parts += [f"power limit {machine.power_limit_w} W"] * (machine.power_limit_w is not None)
+        pairs: dict[str, object] = {"machine": ", ".join(parts), "host": environment.host}
+        pairs |= {"CPU": f"{environment.cpu}, {environment.cpu_cores} usable cores"}
+        pairs |= {name: getattr(software, name) for name in software.__struct_fields__}
+        pairs |= {"commit": environment.commit or "unknown", "uncommitted changes": _yes_or_no(environment.dirty)}
+        pairs |= {f"variable {name}": value for name, value in sorted(environment.variables.items())}
+        for name, value in pairs.items():
+            if value is not None:
+                found.setdefault(name, {})[str(value)] = None
+    return {name: list(values) for name, values in found.items()}
+
+
+def _order(
+    frame: pd.DataFrame, alike: Sequence[Cell], verdicts: Mapping[str, Verdict], metric: Metric, sign: str
+) -> str:
+    ranked = [(value, cell) for cell in alike if (value := tables.median(frame, cell, metric)) is not None]
+    ranked.sort(key=lambda pair: -pair[0] if metric.better == "higher" else pair[0])
+    several_links = len({cell.link for cell in alike}) > 1
+    text = ""
+    for index, (value, cell) in enumerate(ranked):
+        if index:
+            before, other = ranked[index - 1]
+            tolerance = max(_tolerance(verdicts[cell.id]), _tolerance(verdicts[other.id]))
+            close = abs(value - before) <= tolerance * max(value, before)
+            text += " ~ " if close or _overlap(frame, cell, other, metric) else sign
+        text += f"{cell.variant} {cell.mode}{f' {cell.link}' * several_links} {quantity(value, metric)}"
+    return text or "no run has it"
+
+
+def _overlap(frame: pd.DataFrame, cell: Cell, other: Cell, metric: Metric) -> bool:
+    mine, theirs = (frame[frame["cell"] == one.id][metric.name] for one in (cell, other))
+    return bool(mine.min() <= theirs.max() and theirs.min() <= mine.max())
+
+
+def _tolerance(verdict: Verdict) -> float:
+    """Of the cell's step time, as a fraction."""
+    stated = [comparison.tolerance for comparison in verdict.comparisons if comparison.metric == STEP_TIME]
+    return stated[0] if stated and stated[0] is not None else Rule().floor
+
+
+def _yes_or_no(value: bool | None) -> str | None:
+    return None if value is None else "yes" if value else "no"

@@ -1,0 +1,240 @@
+"""The folder of one test run: its manifest, every run's raw record, the verdicts. Reports are made from it alone.
+
+results/<run id>/manifest.json
+runs/<cell id>/<index>.json
+reference/<cell id>/<index>.json, of the build beside it in a comparison of builds
+shift.json, where the whole suite moved
+verdicts/<cell id>.json
+evidence/<cell id>/candidate.json, reference.json, <arm>-rank<rank>.json.gz, evidence.txt   of cells that regressed
+selftest/<cell id>/<index>.json and <cell id>.json, of a self-test
+preflight.json, of the node before the first cell
+"""
+
+import contextlib
+import shutil
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import ClassVar
+
+from perf.facts import jsonfile
+from perf.facts.cell import Cell, SamplingPlan
+from perf.facts.measurement import Measurement, measure
+from perf.facts.record import Environment, RunRecord
+from perf.judge.breaker import Shift
+from perf.judge.preflight import Preflight
+from perf.judge.verdict import Verdict
+from perf.measure.evidence import Evidence
+from strategies.value import Value
+
+MANIFEST, SHIFT, REFERENCE, SELFTEST = "manifest.json", "shift.json", "reference", "selftest"
+EXPLANATION = "evidence.txt"
+PREFLIGHT = "preflight.json"
+
+
+class Manifest(Value, frozen=True, kw_only=True):
+    """What a test run set out to do, and where."""
+
+    SCHEMA_VERSION: ClassVar[int] = 1
+    schema_version: int = 1
+    run_id: str
+    started_at: str
+    """UTC, ISO 8601."""
+    matrix: str
+    """`auto`, `smoke`, `node`, or the name of a matrix file."""
+    plan: SamplingPlan
+    cells: tuple[Cell, ...]
+    """All selected cells, also those that cannot run here."""
+
+
+def new_run_id(now: datetime | None = None) -> str:
+    """`2026-11-29T14-03-22`: sorts by time, and is a file name everywhere."""
+    return (now or datetime.now(UTC)).strftime("%Y-%m-%dT%H-%M-%S")
+
+
+def shown(folder: Path) -> str:
+    """The folder as a user would type it."""
+    return str(folder.relative_to(Path.cwd())) if folder.is_relative_to(Path.cwd()) else str(folder)
+
+
+def unused_folder(root: Path) -> Path:
+    """A folder for a new test run below `root`; two that begin in the same second get two."""
+    run_id = new_run_id()
+    names = (run_id, *(f"{run_id}-{number}" for number in range(2, 1000)))
+    return next(root / name for name in names if not (root / name).exists())
+
+
+def gather(parts: Sequence["Results"], into: Path) -> "Results":
+    """Copies several test runs of one plan, such as a matrix measured piece by piece, into one new folder.
+
+    Raises:
+        ValueError: they were made by different plans, a cell was measured in two of them, or `into` is in use.
+    """
+    if into.exists() and any(into.iterdir()):
+        raise ValueError(f"{into} is not empty; name a new folder")
+    manifests = [part.manifest() for part in parts]
+    if other := [manifest for manifest in manifests if manifest.plan != manifests[0].plan]:
+        raise ValueError(f"{other[0].run_id} was measured with {other[0].plan}, {manifests[0].run_id} with another")
+    measured: dict[str, Path] = {}
+    gathered = Results(into)
+    for part, manifest in zip(parts, manifests, strict=True):
+        for cell in manifest.cells:
+            runs = part.runs(cell.id)
+            if runs and cell.id in measured:
+                raise ValueError(f"{cell.id} was measured in {measured[cell.id]} and in {part.folder}; leave one out")
+            for run in runs:
+                measured[cell.id] = part.folder
+                gathered.write_run(run)
+            if runs and (evidence := part.evidence_folder(cell.id)).is_dir():
+                shutil.copytree(evidence, gathered.evidence_folder(cell.id))
+        for verdict in part.verdicts():
+            if measured.get(verdict.cell_id, part.folder) == part.folder:
+                gathered.write_verdict(verdict)
+    matrices = {manifest.matrix: None for manifest in manifests}
+    whole = Manifest(
+        run_id=into.resolve().name,
+        started_at=min(manifest.started_at for manifest in manifests),
+        matrix=", ".join(matrices),
+        plan=manifests[0].plan,
+        cells=tuple({cell.id: cell for manifest in manifests for cell in manifest.cells}.values()),
+    )
+    gathered.write_manifest(whole)
+    return gathered
+
+
+class Results:
+    """Reads and writes one test run's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @classmethod
+    def open(cls, folder: Path) -> "Results":
+        """The results of an existing test run. Raises ValueError when the folder is not one."""
+        if not (folder / MANIFEST).is_file():
+            raise ValueError(f"{folder} is not a test run: it has no {MANIFEST}; pass a folder below results/")
+        return cls(folder)
+
+    @classmethod
+    def open_selftest(cls, folder: Path) -> "Results":
+        """Those of an interrupted self-test. Raises ValueError when the folder is none."""
+        if not (folder / SELFTEST).is_dir():
+            raise ValueError(f"{folder} is no self-test: it has no {SELFTEST}/; pass a folder below results/")
+        return cls(folder)
+
+    def exists(self) -> bool:
+        return (self.folder / MANIFEST).is_file()
+
+    def check_resumable(self, plan: SamplingPlan, cells: tuple[Cell, ...]) -> None:
+        """Raises ValueError when a test run of this plan and these cells cannot go on in this folder."""
+        manifest = self.manifest()
+        if manifest.plan != plan:
+            raise ValueError(f"{self.folder} was measured with {manifest.plan}, not with {plan}; start a new test run")
+        known = {cell.id: cell for cell in cells}
+        other = [cell.id for cell in manifest.cells if known.get(cell.id) != cell]
+        if other:
+            raise ValueError(
+                f"{self.folder} is about other cells, such as {other[0]}; resume it with its own --perf-matrix"
+            )
+
+    def manifest(self) -> Manifest:
+        return jsonfile.read(self.folder / MANIFEST, Manifest)
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        jsonfile.write(self.folder / MANIFEST, manifest)
+
+    def write_preflight(self, preflight: Preflight) -> Path:
+        jsonfile.write(self.folder / PREFLIGHT, preflight)
+        return self.folder / PREFLIGHT
+
+    def preflight(self) -> Preflight | None:
+        """Of the node, or None where none was made. Raises ValueError when it is damaged."""
+        path = self.folder / PREFLIGHT
+        return jsonfile.read(path, Preflight) if path.exists() else None
+
+    def write_run(self, run: RunRecord) -> None:
+        jsonfile.write(self.folder / "runs" / run.cell.id / f"{run.index}.json", run)
+
+    def runs(self, cell_id: str) -> list[RunRecord]:
+        """The cell's runs in order. Raises ValueError when one is damaged."""
+        return self._read_runs(self.folder / "runs" / cell_id)
+
+    def _read_runs(self, folder: Path) -> list[RunRecord]:
+        paths = sorted(folder.glob("*.json"), key=lambda path: int(path.stem))
+        return [jsonfile.read(path, RunRecord) for path in paths]
+
+    def write_sample(self, run: RunRecord) -> None:
+        """A run of the self-test, with a fault planted or not."""
+        jsonfile.write(self.folder / SELFTEST / run.cell.id / f"{run.index}.json", run)
+
+    def samples(self, cell_id: str) -> list[RunRecord]:
+        """The runs of the self-test of a cell, in order."""
+        return self._read_runs(self.folder / SELFTEST / cell_id)
+
+    def write_reference_run(self, run: RunRecord) -> None:
+        jsonfile.write(self.folder / REFERENCE / run.cell.id / f"{run.index}.json", run)
+
+    def reference_runs(self, cell_id: str) -> list[RunRecord]:
+        """Of the reference build, in order; each beside the cell's own run of the same index."""
+        return self._read_runs(self.folder / REFERENCE / cell_id)
+
+    def took_before(self, cell_id: str) -> float | None:
+        """Seconds of wall time that the cell took in the newest other test run beside this one; None: not known."""
+        for folder in sorted(self.folder.parent.glob(f"*/runs/{cell_id}"), reverse=True):
+            if folder.parent.parent != self.folder:
+                with contextlib.suppress(ValueError):
+                    runs = self._read_runs(folder)
+                    return sum(run.wall_s + run.priming_s + run.server_start_up_s for run in runs)
+        return None
+
+    def write_shift(self, shift: Shift) -> None:
+        jsonfile.write(self.folder / SHIFT, shift)
+
+    def shift(self) -> Shift | None:
+        """The move of the whole suite, if it moved."""
+        path = self.folder / SHIFT
+        return jsonfile.read(path, Shift) if path.is_file() else None
+
+    def write_verdict(self, verdict: Verdict) -> None:
+        jsonfile.write(self.folder / "verdicts" / f"{verdict.cell_id}.json", verdict)
+
+    def verdicts(self) -> list[Verdict]:
+        return [jsonfile.read(path, Verdict) for path in sorted((self.folder / "verdicts").glob("*.json"))]
+
+    def evidence_folder(self, cell_id: str) -> Path:
+        """Of a cell's profiled runs: their records, their traces, and what they say."""
+        return self.folder / "evidence" / cell_id
+
+    def write_evidence(self, name: str, evidence: Evidence) -> None:
+        """Keeps the record of one arm, `candidate` or `reference`."""
+        jsonfile.write(self.evidence_folder(evidence.cell.id) / f"{name}.json", evidence)
+
+    def evidence(self, cell_id: str, name: str) -> Evidence | None:
+        """The record of one arm; None when there is none. Raises ValueError when it is damaged."""
+        path = self.evidence_folder(cell_id) / f"{name}.json"
+        return jsonfile.read(path, Evidence) if path.is_file() else None
+
+    def write_explanation(self, cell_id: str, lines: Sequence[str]) -> None:
+        path = self.evidence_folder(cell_id) / EXPLANATION
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+    def explanation(self, cell_id: str) -> tuple[str, ...]:
+        """Why the cell is slow, in lines; empty when nothing was profiled."""
+        path = self.evidence_folder(cell_id) / EXPLANATION
+        return tuple(path.read_text(encoding="utf-8").splitlines()) if path.is_file() else ()
+
+    def traces(self, cell_id: str) -> list[Path]:
+        """The cell's traces, one for each arm and rank."""
+        return sorted(self.evidence_folder(cell_id).glob("*.json.gz"))
+
+    def measurements(self) -> list[Measurement]:
+        """Of every cell with at least one run, in the manifest's order."""
+        manifest = self.manifest()
+        runs = {cell.id: self.runs(cell.id) for cell in manifest.cells}
+        return [measure(cell, manifest.plan, runs[cell.id]) for cell in manifest.cells if runs[cell.id]]
+
+    def environment(self) -> Environment | None:
+        """Of the newest run; None while there is none."""
+        runs = [run for measurement in self.measurements() for run in measurement.runs]
+        return max(runs, key=lambda run: run.started_at).environment if runs else None

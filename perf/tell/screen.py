@@ -1,0 +1,72 @@
+"""Which candidates of an axis are the fastest, size by size: those are worth all their runs."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from perf.facts.cell import Cell
+from perf.facts.measurement import PEAK_ALLOCATED, THROUGHPUT
+from perf.tell.exports import FinishedTestRun
+from strategies.layout import parts_on
+from strategies.product import is_product
+from strategies.spec import StrategyName
+
+MARGIN = 0.02
+"""Candidates that are this close together are not told apart by one run each, and are all taken."""
+PRODUCT = "product"
+
+
+class Field(NamedTuple):
+    """What candidates that compete have in common, in the order in which fields are shown."""
+
+    size: str
+    link: str
+    world_size: int
+    axis: str
+
+
+class Candidate(NamedTuple):
+    """A measured cell among those it competes with."""
+
+    cell: Cell
+    tokens_per_s: float
+    """Median over its runs."""
+    peak_bytes: float | None
+    num_runs: int
+
+
+def axis_of(cell: Cell) -> str:
+    """`data`, `tensor`, `pipeline`, `context`, `expert` or `single`; `product` of several axes.
+
+    Where sequences are cut it is `context` whatever else is, as published comparisons count it.
+    """
+    if cell.strategy == StrategyName.SINGLE:
+        return str(StrategyName.SINGLE)
+    kinds = {part.kind for part in parts_on(cell.strategy, cell.world_size)}
+    if "context" in kinds:
+        return "context"
+    return PRODUCT if is_product(cell.strategy) else next(iter(kinds))
+
+
+def fields_of(test_runs: Sequence[FinishedTestRun]) -> dict[Field, list[Candidate]]:
+    """Measured cells by what they compete in, fastest first; a cell of two test runs counts by its newest.
+
+    Left out are cells that are wrong, failed, have a fault planted or no runs.
+    """
+    measured: dict[str, Candidate] = {}
+    for test_run in sorted(test_runs, key=lambda one: one.manifest.started_at):
+        for measurement, _ in test_run.with_values:
+            tokens_per_s = measurement.median(THROUGHPUT)
+            if tokens_per_s:
+                cell, peak = measurement.cell, measurement.median(PEAK_ALLOCATED)
+                measured[cell.id] = Candidate(cell, tokens_per_s, peak, len(measurement.runs))
+    fields: dict[Field, list[Candidate]] = {}
+    for candidate in sorted(measured.values(), key=lambda one: -one.tokens_per_s):
+        cell = candidate.cell
+        fields.setdefault(Field(cell.size, cell.link.value, cell.world_size, axis_of(cell)), []).append(candidate)
+    return dict(sorted(fields.items()))
+
+
+def fastest(candidates: Sequence[Candidate], margin: float = MARGIN) -> list[Candidate]:
+    """The fastest one, and those that are slower by no more than `margin`."""
+    best = max(candidate.tokens_per_s for candidate in candidates)
+    return [candidate for candidate in candidates if candidate.tokens_per_s >= best * (1 - margin)]

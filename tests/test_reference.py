@@ -55,7 +55,7 @@ def test_worktree_is_gone_after_an_error_too(repository):
 
 def test_what_a_killed_process_left_is_removed_by_the_next_one(repository):
     hold = (
-        "import pathlib, sys, time; from perf import reference as room\nroom.ROOT = pathlib.Path(sys.argv[1])\n"
+        "import pathlib, sys, time; from perf.measure import reference as room\nroom.ROOT = pathlib.Path(sys.argv[1])\n"
         "with room.opened(room.parse('HEAD~1')) as build: print(build.root.parent, flush=True); time.sleep(600)"
     )
     command = [sys.executable, "-c", hold, str(repository)]

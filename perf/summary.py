@@ -9,7 +9,7 @@ from perf.facts.outcome import FAILURES, VERDICTS, Outcome
 from perf.facts.record import RunRecord
 from perf.judge.baseline import Store
 from perf.judge.verdict import Verdict
-from perf.tell.render import counts, exit_code, in_order, table_lines
+from perf.tell.render import counts, exit_code, in_order, runs_text, table_lines
 from perf.tell.results import Results
 
 RECORDED = "recorded a local provisional baseline"
@@ -127,7 +127,7 @@ def wall_time(runs: list[RunRecord]) -> str:
     total = sum(run.wall_s + run.server_start_up_s + run.priming_s for run in runs)
     parts["audit and teardown"] = total - sum(parts.values())
     text = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in parts.items())
-    return f"wall time of {len(runs)} runs {total:.1f} s: {text}"
+    return f"wall time of {runs_text(len(runs))} {total:.1f} s: {text}"
 
 
 def _property(report: pytest.TestReport, name: str) -> str | None:

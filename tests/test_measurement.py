@@ -223,3 +223,8 @@ def issued(*issue_times_s):
 )
 def test_host_bound_is_a_cell_whose_steps_are_hardly_issued_in_time(issue_times_s, bound):
     assert is_host_bound(issued(*issue_times_s)) is bound
+
+
+def test_run_without_a_step_is_host_bound_for_all_that_is_known():
+    run = change_ranks(run_record(GPU_CELL, step_times_s=()), issue_time_s=0.05)
+    assert is_host_bound(of_runs(run))

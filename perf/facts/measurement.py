@@ -123,11 +123,11 @@ def is_host_bound(measurement: Measurement) -> bool:
     It may where it issues the last kernel of a step shortly before the step ends. Where GPUs are behind, what is queued
     by then lasts longer: launches wait for room in a queue of about a thousand.
     """
-    shares = [
-        None if run.issue_time_s is None else run.issue_time_s / statistics.median(run.step_times_s)
-        for run in measurement.runs
-    ]
-    return any(share is None or share > HOST_BOUND_SHARE for share in shares)
+    for run in measurement.runs:
+        issue_time_s, step_time_s = run.issue_time_s, _step_time(run)
+        if issue_time_s is None or step_time_s is None or issue_time_s > HOST_BOUND_SHARE * step_time_s:
+            return True
+    return False
 
 
 def disturbances(measurement: Measurement) -> list[str]:

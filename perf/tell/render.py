@@ -23,6 +23,11 @@ OUTCOME_ORDER = (
 """Most urgent first: the order of tables and counts."""
 
 
+def runs_text(number: int) -> str:
+    """`1 run`, `3 runs`."""
+    return f"{number} run{'s' * (number != 1)}"
+
+
 def quantity(value: float, metric: Metric) -> str:
     """A value with its unit, for people."""
     match metric.unit:
@@ -59,7 +64,7 @@ def line(verdict: Verdict, *, run_folder: str | None = None) -> str:
     parts = [f"{verdict.outcome:<11} {verdict.cell_id}"]
     parts += verdict.reasons
     if not verdict.comparisons and verdict.step_time_s is not None:
-        parts.append(f"step time {quantity(verdict.step_time_s, STEP_TIME)}, {verdict.num_runs} runs")
+        parts.append(f"step time {quantity(verdict.step_time_s, STEP_TIME)}, {runs_text(verdict.num_runs)}")
     decisive = [
         c for c in verdict.comparisons if c.outcome in (verdict.outcome, Outcome.REGRESSED) or c.metric == STEP_TIME
     ]
@@ -81,7 +86,7 @@ def evidence_text(verdict: Verdict) -> str:
     parts = []
     if verdict.num_baseline_runs:
         looks = ", ".join(f"{percent(look.change)} of {look.num_runs}" for look in verdict.looks)
-        text = f"{verdict.num_runs} runs vs {verdict.num_baseline_runs}{' (provisional)' * verdict.provisional}"
+        text = f"{runs_text(verdict.num_runs)} vs {verdict.num_baseline_runs}{' (provisional)' * verdict.provisional}"
         parts.append(f"{text} ({looks})" if len(verdict.looks) > 1 else text)
     if verdict.num_pairs:
         parts.append(f"{verdict.num_pairs} pairs side by side")

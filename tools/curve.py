@@ -1,4 +1,4 @@
-"""`python -m tools.curve [--trials N]`: the operating curve of the verdict, simulated with the rule that judges cells.
+"""`python -m tools.curve [--noise BETWEEN,STEP]`: the operating curve of the verdict, simulated with its own rule.
 
 How often a cell is REGRESSED in one night, by how much slower it became, under several noise profiles. Takes about a
 minute for 4,000 nights a point.
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from perf.judge.rule import Rule
-from perf.judge.simulation import PROFILES, rates
+from perf.judge.simulation import PROFILES, Noise, rates
 
 SLOWDOWNS = (0.0, 0.02, 0.03, 0.05, 0.10)
 ROWS = (
@@ -23,15 +23,21 @@ ROWS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the table. Exit code 0."""
-    options = _parser().parse_args(arguments)
+    """Prints the table. Exit code 0; 2 for an option that cannot be meant."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        rows = [_own_row(text) for text in options.noise]
+    except ValueError as error:
+        parser.error(str(error))
+    rows = rows or [(PROFILES[name], has_reference, title) for name, has_reference, title in ROWS]
     # The simulated step has no length, so that no least difference in seconds makes sense.
     rule = Rule(least_difference_s=0.0)
     header = ["noise", *(f"{slowdown * 100:g} %" for slowdown in SLOWDOWNS), "runs when nothing changed"]
     print(f"| {' | '.join(header)} |\n|{'---|' * len(header)}")
-    for name, has_reference, title in ROWS:
+    for noise, has_reference, title in rows:
         points = [
-            rates(PROFILES[name], slowdown, rule, has_reference=has_reference, num_trials=options.trials)
+            rates(noise, slowdown, rule, has_reference=has_reference, num_trials=options.trials)
             for slowdown in SLOWDOWNS
         ]
         shares = [f"{point.regressed * 100:.2f}" for point in points]
@@ -41,11 +47,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _own_row(text: str) -> tuple[Noise, bool, str]:
+    """Of noise as the self-test prints it, on one night, with a reference."""
+    try:
+        between, step = (float(part) for part in text.split(","))
+    except ValueError:
+        between = step = math.nan
+    if not (0 <= between < 1 and 0 < step < 1):
+        raise ValueError(f"--noise {text}: write two standard deviations as fractions, such as 0.002,0.005")
+    return Noise(between_runs=between, step=step), True, f"between runs {between * 100:g} %, step {step * 100:g} %"
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tools.curve", description="Simulate the verdict's operating curve."
     )
     parser.add_argument("--trials", type=int, default=4000, metavar="N", help="nights a point (default: %(default)s)")
+    parser.add_argument(
+        "--noise",
+        action="append",
+        default=[],
+        metavar="BETWEEN,STEP",
+        help="your own, as the self-test of a cell prints it, in fractions; several allowed",
+    )
     return parser
 
 

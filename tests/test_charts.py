@@ -134,3 +134,14 @@ def test_forty_bars_fit_on_a_page(tmp_path):
     for path in charts.write_charts(measured, tmp_path):
         with Image.open(path) as image:
             assert image.width <= 1600
+
+
+def test_reference_stands_before_what_is_compared_with_it():
+    of_arms = [
+        measure(whole.cell, whole.plan, [msgspec.structs.replace(run, arm=arm) for run in whole.runs])
+        for whole, arm in ((gpu(step_times_s=(0.5,) * 3), "candidate"), (gpu(step_times_s=(0.4,) * 3), "reference"))
+    ]
+    (panel,) = bars.panels(bars.bars([*of_arms, gpu(mode=Mode.COMPILE)], STEP_TIME_CHART))
+    assert [(bar.median, bar.is_reference) for bar in panel.bars] == [(0.4, True), (0.5, False), (0.5, False)]
+    names = bars.variant_names([panel])
+    assert [names[bar.key] for bar in panel.bars] == ["eager, reference", "eager", "compile"]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from perf.facts.cell import Cell
 from perf.facts.measurement import METRICS, PEAK_ALLOCATED, PEAK_RESIDENT, STEP_TIME, THROUGHPUT, Measurement, Metric
 from perf.facts.record import RunRecord
+from perf.tell.results import REFERENCE
 from strategies.shapes import SIZES
 from strategies.spec import LinkProfile, Mode, StrategyName
 from strategies.value import Value
@@ -54,6 +55,8 @@ class Bar(Value, frozen=True, kw_only=True):
     """One cell in one chart, in the metric's base unit."""
 
     cell: Cell
+    is_reference: bool = False
+    """Of the build beside which the cell was measured."""
     metric: Metric
     median: float
     low: float
@@ -64,6 +67,11 @@ class Bar(Value, frozen=True, kw_only=True):
     """Runs that have the metric."""
     planted: bool = False
     """A run had a planted fault."""
+
+    @property
+    def key(self) -> tuple[str, bool]:
+        """What no other bar of a chart has."""
+        return self.cell.id, self.is_reference
 
 
 class Panel(Value, frozen=True, kw_only=True):
@@ -93,7 +101,10 @@ def run_value(run: RunRecord, metric: Metric) -> float | None:
 
 
 def bars(measurements: Iterable[Measurement], chart: Chart) -> tuple[Bar, ...]:
-    """Median, smallest and largest run of each cell; a cell of which no run has the metric gets no bar."""
+    """Median, smallest and largest run of each cell; a cell of which no run has the metric gets no bar.
+
+    A cell may come twice, once of the reference build.
+    """
     found = []
     for measurement in measurements:
         metric = chart.metric(measurement.cell)
@@ -102,6 +113,7 @@ def bars(measurements: Iterable[Measurement], chart: Chart) -> tuple[Bar, ...]:
             found.append(
                 Bar(
                     cell=measurement.cell,
+                    is_reference=measurement.runs[0].arm == REFERENCE,
                     metric=metric,
                     median=statistics.median(values),
                     low=min(values),
@@ -124,23 +136,24 @@ def panels(drawn: Iterable[Bar]) -> tuple[Panel, ...]:
             size=size,
             device_kind=device_kind,
             metric=found[0].metric,
-            bars=tuple(sorted(found, key=lambda bar: (*_group(bar.cell), _rank(bar.cell)))),
+            bars=tuple(sorted(found, key=lambda bar: (*_group(bar.cell), _rank(bar)))),
         )
         for (_, size, device_kind), found in sorted(by_panel.items())
     )
 
 
-def variant_names(shown: Sequence[Panel]) -> dict[str, str]:
-    """Cell id -> what tells its bar from its group's others: the mode; ranks and link where a group has several."""
+def variant_names(shown: Sequence[Panel]) -> dict[tuple[str, bool], str]:
+    """Key of a bar -> what tells it from its group's others: the mode; ranks and link where a group has several."""
     groups = [group for panel in shown for group in panel.groups]
     several_ranks = any(len({bar.cell.world_size for bar in group}) > 1 for group in groups)
     several_links = any(len({bar.cell.link for bar in group}) > 1 for group in groups)
     names = {}
-    for cell in sorted((bar.cell for group in groups for bar in group), key=_rank):
-        parts = [cell.mode.value]
-        parts += [ranks_text(cell.world_size)] * several_ranks
-        parts += [cell.link.value] * several_links
-        names[cell.id] = ", ".join(parts)
+    for bar in sorted((bar for group in groups for bar in group), key=_rank):
+        parts = [bar.cell.mode.value]
+        parts += [ranks_text(bar.cell.world_size)] * several_ranks
+        parts += [bar.cell.link.value] * several_links
+        parts += [REFERENCE] * bar.is_reference
+        names[bar.key] = ", ".join(parts)
     return names
 
 
@@ -173,6 +186,7 @@ def _group(cell: Cell) -> tuple[int, str]:
     return known.index(cell.strategy) if cell.strategy in known else len(known), cell.variant
 
 
-def _rank(cell: Cell) -> tuple[int, int, int]:
-    """Where a cell's bar stands in its group."""
-    return list(LinkProfile).index(cell.link), cell.world_size, list(Mode).index(cell.mode)
+def _rank(bar: Bar) -> tuple[int, int, int, bool]:
+    """Where a bar stands in its group: the reference before what is compared with it."""
+    cell = bar.cell
+    return list(LinkProfile).index(cell.link), cell.world_size, list(Mode).index(cell.mode), not bar.is_reference

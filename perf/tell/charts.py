@@ -27,6 +27,8 @@ _SLOTS = (0.6, 0.53, 0.46)
 _CHARACTER = 0.075
 """Of a tick label; a little more than it takes."""
 _GREY = "0.35"
+Names = dict[tuple[str, bool], str]
+"""Key of a bar -> its name in the legend."""
 _LOOKS = (
     # Safe for colour-blind readers; neighbours differ in lightness, and in hatch where lightness repeats.
     ("#0b4f7d", ""),
@@ -139,7 +141,7 @@ def _head(
     )
 
 
-def _draw(axes: Axes, panel: Panel, names: dict[str, str], looks: dict[str, tuple[str, str]], slot: float) -> None:
+def _draw(axes: Axes, panel: Panel, names: Names, looks: dict[str, tuple[str, str]], slot: float) -> None:
     factor, unit = axis_unit(max(bar.median for bar in panel.bars), panel.metric)
     turned = slot < _SLOTS[-1]
     top = max(bar.high for bar in panel.bars) / factor or 1.0
@@ -147,7 +149,7 @@ def _draw(axes: Axes, panel: Panel, names: dict[str, str], looks: dict[str, tupl
     axes.set_ylim(0, top * _PLOT_HEIGHT / (_PLOT_HEIGHT - label_height))
     axes.set_xlim(-0.5 - _GROUP_GAP / 2, _slots(panel) - 0.5 - _GROUP_GAP / 2)
     for bar, x in zip(panel.bars, _positions(panel), strict=True):
-        color, hatch = looks[names[bar.cell.id]]
+        color, hatch = looks[names[bar.key]]
         middle, low, high = bar.median / factor, bar.low / factor, bar.high / factor
         axes.bar(x, middle, width=0.84, color=color, hatch=hatch, edgecolor="black", linewidth=0.6)
         if bar.num_runs > 1:
@@ -182,13 +184,13 @@ def _positions(panel: Panel) -> list[float]:
     return found
 
 
-def _tick_labels(panel: Panel, names: dict[str, str]) -> list[str]:
+def _tick_labels(panel: Panel, names: Names) -> list[str]:
     """The strategy of each group, with its ranks unless the legend tells them."""
     labels = []
     for group in panel.groups:
         cell = group[0].cell
         ranks = ranks_text(cell.world_size)
-        labels.append(cell.variant if ranks in names[cell.id] else f"{cell.variant}\n{ranks}")
+        labels.append(cell.variant if ranks in names[group[0].key] else f"{cell.variant}\n{ranks}")
     return labels
 
 

@@ -75,7 +75,9 @@ def write_report(results: Results) -> list[Path]:
     measurements = [found for cell in manifest.cells if (found := _measurement(results, cell, manifest.plan))]
     frame = tables.runs_frame(measurements)
     verdicts = _verdicts(results, manifest.cells, frame)
-    charts = write_charts(measurements, folder)
+    beside = [(one, results.reference_runs(one.cell.id)) for one in measurements]
+    references = [measure(one.cell, one.plan, runs) for one, runs in beside if runs]
+    charts = write_charts([*measurements, *references], folder)
     histories = write_section(results, measurements, verdicts)
     shown_folder = _shown(folder.resolve())
     page = {
@@ -93,7 +95,7 @@ def write_report(results: Results) -> list[Path]:
         "memory": conditions.memory_table(frame, manifest.cells),
         "modes": conditions.mode_table(measurements),
         "states": conditions.state_table(measurements),
-        "arms": conditions.arms_table([(one, results.reference_runs(one.cell.id)) for one in measurements]),
+        "arms": conditions.arms_table(beside),
         "decay": conditions.decay_table(measurements),
         "histories": histories,
         "time": tables.time_table(frame, manifest.cells),

@@ -174,7 +174,8 @@ class Suite:
         """
         with Lease(f"preflight of {self.results.folder}", self._progress.wait):
             for _ in range(PREFLIGHTS):
-                preflight = examine(self._candidate.launcher, self._node, source=self._candidate.source)
+                arm, variables = self._candidate, dict(self.settings.variables)
+                preflight = examine(arm.launcher, self._node, source=arm.source, variables=variables)
                 found = doubts(preflight, self.store.load_ceilings(preflight.machine))
                 if found == Doubts():
                     break

@@ -38,7 +38,7 @@ def at(name: str, share: float) -> Preflight:
 @pytest.fixture(scope="module")
 def examined(launcher):
     """This machine, as a CPU."""
-    return examine(launcher, replace(this_node(), gpus=()))
+    return examine(launcher, replace(this_node(), gpus=()), variables={"NCCL_PLANTED": "1"})
 
 
 def test_examined_cpu_has_ceilings_and_says_where_and_on_what(examined, launcher):
@@ -46,6 +46,7 @@ def test_examined_cpu_has_ceilings_and_says_where_and_on_what(examined, launcher
     assert examined.machine == replace(this_node(), gpus=()).machine
     assert examined.software == launcher.start().software
     assert (examined.gpus, examined.uses, examined.faults) == ((), (), [])
+    assert examined.variables["NCCL_PLANTED"] == "1"
     assert 0 < examined.took_s < 60
 
 

@@ -2,6 +2,7 @@
 
 import platform
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from perf.facts.environment import Source, telling_variables
@@ -21,11 +22,19 @@ SAMPLE_S = 0.1
 SETTLE_S = 3.0
 
 
-def examine(launcher: Launcher, node: Node, *, source: Source | None = None, deadline_s: float = 120.0) -> Preflight:
+def examine(
+    launcher: Launcher,
+    node: Node,
+    *,
+    source: Source | None = None,
+    variables: Mapping[str, str] | None = None,
+    deadline_s: float = 120.0,
+) -> Preflight:
     """Looks at the node and measures its ceilings. Whoever calls holds the node's lease.
 
     Args:
         source: the measured tree; None: this one.
+        variables: of the environment that the launcher's server has beside this process's.
         deadline_s: of the measurement, which takes seconds.
     """
     measured_at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -58,7 +67,7 @@ def examine(launcher: Launcher, node: Node, *, source: Source | None = None, dea
         driver=driver_version(),
         commit=source.commit,
         dirty=source.dirty,
-        variables=telling_variables(),
+        variables=telling_variables() | dict(variables or {}),
         ceilings=ceilings,
         failure=failure,
         gpus=gpus,

@@ -14,7 +14,7 @@ from perf.facts.outcome import Outcome
 from perf.facts.record import RunRecord
 from perf.judge.approval import provisional
 from perf.judge.rule import MIB, Rule, prior_sd
-from perf.judge.selftest import EXTRA_MIB, SelfTest, evaluate, planted, table
+from perf.judge.selftest import EXTRA_MIB, SelfTest, evaluate, planted, samples_of, table
 from perf.judge.verdict import memory_comparisons
 from perf.suite import Suite
 
@@ -49,7 +49,7 @@ class Gate:
             reason = str(error)
         else:
             prior = prior_sd(self._suite.store, self._suite.machine(cell))
-            return evaluate(cell.id, runs, prior, memory_found(cell, runs))
+            return evaluate(cell.id, samples_of(runs), prior, memory_found(cell, runs))
         pytest.fail(reason, pytrace=False)  # outside of the except: pytest would show both, one inside the other
 
     def conclude(self, found: SelfTest) -> None:

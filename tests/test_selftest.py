@@ -5,9 +5,10 @@ import random
 import pytest
 from msgspec.structs import replace
 
+from perf.facts import jsonfile
 from perf.facts.fault import Fault, FaultKind
 from perf.gate import memory_found
-from perf.judge.selftest import SelfTest, evaluate, fit, planted, table
+from perf.judge.selftest import Sample, SelfTest, evaluate, fit, planted, samples_of, table
 from strategies.spec import LinkProfile
 from tests.factory import cell, run_record
 from tests.suite_runs import DDP
@@ -20,11 +21,11 @@ def pool(*, between=0.002, step=0.005, slowdowns=(0.01, 0.03, 0.10), num_runs=20
         level = 0.3 * (1 + (fault.amount if fault and honest else 0)) * (1 + source.gauss(0, between))
         times = tuple(level * (1 + source.gauss(0, step)) for _ in range(10))
         runs.append(replace(run_record(index=len(runs), step_times_s=times), fault=fault))
-    return runs
+    return samples_of(runs)
 
 
 def test_noise_of_a_pool_is_found_again():
-    noise = fit([run for run in pool(between=0.01, num_runs=200) if run.fault is None])
+    noise = fit([run for run in pool(between=0.01, num_runs=200) if not run.planted])
     assert noise.between_runs == pytest.approx(0.01, rel=0.15)
     assert noise.step == pytest.approx(0.005, rel=0.1)
 
@@ -55,7 +56,7 @@ def test_gate_that_finds_nothing_is_not_sound():
 def test_false_alarms_are_told():
     point = evaluate(DDP, pool(num_runs=5), 0.002, None).points[0]
     found = SelfTest(
-        cell_id=DDP, noise=fit(pool(num_runs=5)), prior_sd=0.002, noisy=0.0, memory_found=None,
+        cell_id=DDP, noise=fit(pool(num_runs=5)), prior_sd=0.002, noisy=0.0, memory_found=None, samples=(),
         points=(replace(point, alone=0.02), replace(point, planted=0.1, alone=1.0)),
     )  # fmt: skip
     assert found.faults == ["2.0 % false alarms alone, with nothing planted"]
@@ -84,6 +85,8 @@ def test_self_test_of_a_real_cell_measures_and_shows_its_curve(suite_runs):
     assert len(list(folder.glob(f"{DDP}/*.json"))) == 9
     assert (folder / f"{DDP}.json").exists()
     assert outcomes.exit_code in (0, 1), "one cell alone may be as noisy as it likes"
+    found = jsonfile.read(folder / f"{DDP}.json", SelfTest)
+    assert evaluate(DDP, found.samples, found.prior_sd, found.memory_found) == found, "the file can be judged again"
     records = {path: path.read_bytes() for path in folder.glob(f"{DDP}/*.json")}
     (folder / DDP / "8.json").unlink()
     again = suite_runs.run(*options, f"--perf-resume={folder.parent}")
@@ -111,6 +114,13 @@ def test_self_test_that_cannot_be_meant_is_refused(suite_runs, option, says):
     outcomes = suite_runs.run("--perf-selftest", option)
     assert outcomes.exit_code == pytest.ExitCode.USAGE_ERROR
     assert says in outcomes.text
+
+
+def test_samples_are_the_runs_whose_steps_mean_something():
+    faults = planted((0.01,), 1, memory=True)
+    runs = [replace(run_record(index=index), fault=fault) for index, fault in enumerate(faults)]
+    times = runs[0].step_times_s
+    assert samples_of(runs) == tuple(Sample(planted=slowdown, step_times_s=times) for slowdown in (0.0, 0.0, 0.01))
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,18 @@ SOUND_FINDS = 0.99
 """A slowdown of 10 % is found in this share of resamples, where the cell can be gated at all."""
 
 
+class Sample(Value, frozen=True, kw_only=True):
+    """One recorded run."""
+
+    planted: float
+    """Slowdown, as a fraction of the step time."""
+    step_times_s: tuple[float, ...]
+
+    @property
+    def level(self) -> float:
+        return run_level(self.step_times_s)
+
+
 class Point(Value, frozen=True, kw_only=True):
     """One planted slowdown, and how often it is found."""
 
@@ -56,6 +68,8 @@ class SelfTest(Value, frozen=True, kw_only=True):
     points: tuple[Point, ...]
     memory_found: bool | None
     """Whether 64 MiB more are REGRESSED; None where the allocator has no statistics."""
+    samples: tuple[Sample, ...]
+    """All of it comes from these, by `evaluate`."""
 
     @property
     def is_gated(self) -> bool:
@@ -90,19 +104,28 @@ def planted(slowdowns: Sequence[float], num_rounds: int, *, memory: bool) -> lis
     return [fault for faults in rounds for fault in faults]
 
 
+def samples_of(runs: Sequence[RunRecord]) -> tuple[Sample, ...]:
+    """Those in which a slowdown was planted, or nothing."""
+    slowdowns = [(run, run.fault.amount if run.fault else 0.0) for run in runs if not _has_more_memory(run)]
+    return tuple(Sample(planted=slowdown, step_times_s=run.step_times_s) for run, slowdown in slowdowns)
+
+
+def _has_more_memory(run: RunRecord) -> bool:
+    return run.fault is not None and run.fault.kind is FaultKind.EXTRA_MEMORY
+
+
 def evaluate(
-    cell_id: str, runs: Sequence[RunRecord], prior_sd: float, memory_found: bool | None, *, seed: int = 0
+    cell_id: str, samples: Sequence[Sample], prior_sd: float, memory_found: bool | None, *, seed: int = 0
 ) -> SelfTest:
-    """The operating curve of a cell from its recorded runs.
+    """The operating curve of a cell from its recorded runs. Equal samples give an equal curve.
 
     Args:
         prior_sd: between runs, of this machine.
     """
     pools: dict[float, list[float]] = {}
-    for run in runs:
-        if run.fault is None or run.fault.kind is FaultKind.SLOW_STEP:
-            pools.setdefault(run.fault.amount if run.fault else 0.0, []).append(run_level(run.step_times_s))
-    noise = fit([run for run in runs if run.fault is None])
+    for sample in samples:
+        pools.setdefault(sample.planted, []).append(sample.level)
+    noise = fit([sample for sample in samples if not sample.planted])
     source = random.Random(seed)  # noqa: S311 - draws of a simulation
     rule = msgspec.structs.replace(Rule(), prior_sd=prior_sd)
     points = [_point(slowdown, pools, noise, rule, source) for slowdown in sorted(pools)]
@@ -115,17 +138,18 @@ def evaluate(
         noisy=sum(noisy) / len(noisy),
         points=tuple(points),
         memory_found=memory_found,
+        samples=tuple(samples),
     )
 
 
-def fit(runs: Sequence[RunRecord]) -> Noise:
+def fit(samples: Sequence[Sample]) -> Noise:
     """The noise of runs in which nothing was planted, all of one night.
 
     The level of a run is the median of its steps, which adds pi / 2n of the steps' variance to that between runs.
     """
-    steps = [statistics.stdev(math.log(seconds) for seconds in run.step_times_s) for run in runs]
-    step, num_steps = statistics.median(steps), len(runs[0].step_times_s)
-    of_levels = robust_sd([run_level(run.step_times_s) for run in runs])
+    steps = [statistics.stdev(math.log(seconds) for seconds in sample.step_times_s) for sample in samples]
+    step, num_steps = statistics.median(steps), len(samples[0].step_times_s)
+    of_levels = robust_sd([sample.level for sample in samples])
     between = of_levels**2 - math.pi / 2 * step**2 / num_steps
     return Noise(between_runs=math.sqrt(max(between, 0.0)), step=step)
 

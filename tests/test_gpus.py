@@ -111,6 +111,29 @@ def test_gpus_are_read_from_the_driver_which_is_closed_again(monkeypatch):
     assert not driver.is_open
 
 
+@pytest.mark.parametrize("lost", ["nvmlDeviceGetHandleByIndex", "nvmlDeviceGetName", "nvmlDeviceGetUUID"])
+def test_gpu_that_does_not_answer_is_left_out(monkeypatch, lost):
+    driver = Driver()
+    answer = getattr(driver, lost)
+
+    def ask(index):
+        if index == 0:
+            raise Driver.NVMLError(gpus.pynvml.NVML_ERROR_GPU_IS_LOST)
+        return answer(index)
+
+    setattr(driver, lost, ask)
+    monkeypatch.setattr(gpus, "pynvml", driver)
+    assert [gpu.uuid for gpu in gpus.visible_gpus(None)] == ["GPU-1"]
+    assert not driver.is_open
+
+
+def test_memory_that_is_not_told_is_none(monkeypatch):
+    """Of GPUs that share the host's memory the driver tells none."""
+    driver = Driver(nvmlDeviceGetMemoryInfo=lambda _: (_ for _ in ()).throw(Driver.NVMLError(Driver.NOT_SUPPORTED)))
+    monkeypatch.setattr(gpus, "pynvml", driver)
+    assert [gpu.memory_gib for gpu in gpus.visible_gpus(None)] == [0, 0]
+
+
 def test_no_driver_means_no_gpus(monkeypatch):
     driver = Driver(nvmlInit=lambda: (_ for _ in ()).throw(Driver.NVMLError(1)))
     monkeypatch.setattr(gpus, "pynvml", driver)

@@ -5,7 +5,7 @@ No torch. What the driver does not tell is None, which reads "unknown"; nothing 
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -34,6 +34,7 @@ class Gpu(Value, frozen=True, kw_only=True):
     name: str
     uuid: str
     memory_gib: int
+    """0 where the driver does not say, as on GPUs that share the host's memory."""
     power_limit_w: int | None
     num_nvlinks: int | None = None
     """Active NVLinks; None when the driver does not say."""
@@ -62,15 +63,19 @@ class GpuUse(Value, frozen=True, kw_only=True):
 
 
 def visible_gpus(visible: str | None) -> tuple[Gpu, ...]:
-    """The GPUs that a CUDA_VISIBLE_DEVICES value names (None: not set, all of them); () without a driver."""
+    """The GPUs that a CUDA_VISIBLE_DEVICES value names (None: not set, all of them); () without a driver.
+
+    One that does not answer, such as one that fell off the bus, is left out, as CUDA leaves it out.
+    """
     if not is_open():
         return ()
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        gpus = [_gpu(handle) for handle in handles]
-        slices = [_gpu(part, is_mig=True) for handle in handles for part in _mig_slices(handle)]
+        count = tell(pynvml.nvmlDeviceGetCount) or 0
+        handles = _answers(partial(pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count))
+        gpus = _answers(partial(_gpu, handle) for handle in handles)
+        slices = _answers(partial(_gpu, part, is_mig=True) for handle in handles for part in _mig_slices(handle))
     finally:
-        pynvml.nvmlShutdown()
+        tell(pynvml.nvmlShutdown)
     return select_gpus(gpus, visible, slices)
 
 
@@ -210,10 +215,11 @@ def processes(uuid: str) -> tuple[int, ...] | None:
 
 def _gpu(handle: Any, *, is_mig: bool = False) -> Gpu:
     power_limit_mw = tell(lambda: pynvml.nvmlDeviceGetPowerManagementLimit(handle))
+    memory = tell(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
     return Gpu(
         name=pynvml.nvmlDeviceGetName(handle),
         uuid=pynvml.nvmlDeviceGetUUID(handle),
-        memory_gib=round(pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30),
+        memory_gib=0 if memory is None else round(memory.total / 2**30),
         power_limit_w=None if power_limit_mw is None else round(power_limit_mw / 1000),
         num_nvlinks=_num_nvlinks(handle),
         is_mig=is_mig,
@@ -227,8 +233,12 @@ def _num_nvlinks(handle: Any) -> int | None:
 
 def _mig_slices(handle: Any) -> list[Any]:
     count = tell(lambda: pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0
-    slices = [tell(partial(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)) for index in range(count)]
-    return [part for part in slices if part is not None]
+    return _answers(partial(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index) for index in range(count))
+
+
+def _answers(questions: Iterable[Callable[[], T]]) -> list[T]:
+    """Those that the driver has an answer to."""
+    return [answer for ask in questions if (answer := tell(ask)) is not None]
 
 
 def tell(ask: Callable[[], T]) -> T | None:

@@ -33,7 +33,7 @@ from perf.tell.progress import Progress
 from perf.tell.results import Results
 
 PREFLIGHTS = 2
-"""A node that falls short is looked at again: of one host's starts, one in three launched a fifth fewer kernels."""
+"""A node that falls short is looked at again: of five starts on one host, two launched a fifth fewer kernels."""
 
 
 class Suite:
@@ -133,9 +133,11 @@ class Suite:
         arm, runs = self._candidate, self.results.samples(cell.id)
         for run in runs:
             self._check_place(arm, run)
-            if (run.plan, run.fault) != (cell.plan(self.plan), dict(enumerate(faults)).get(run.index, run.fault)):
+            then = run.plan, run.fault
+            now = cell.plan(self.plan), faults[run.index] if run.index < len(faults) else run.fault
+            if then != now:
                 raise ValueError(
-                    f"{self.results.folder}: run {run.index} has another plan or fault; start a new self-test"
+                    f"{self.results.folder}: run {run.index} is of {then}, not {now}; start a new self-test"
                 )
         kept = {run.index: run for run in runs}
         missing = [index for index in range(len(faults)) if index not in kept]

@@ -130,8 +130,7 @@ class Trials:
             shift=0.0 if shift is None else shift.size,
         )
         verdict = judge(measurement, baseline, invariants, rule, course)
-        if reasons := self._doubts_of(cell).of_cell(is_host_bound=is_host_bound(measurement)):
-            verdict = incomparable(verdict, reasons)
+        verdict = doubted(verdict, self._doubts_of(cell), is_host_bound=is_host_bound(measurement))
         if course.reference is not None and course.reference.runs and verdict.comparisons:
             unproved = unproven(measurement, course.reference)
             if errors := [*reference_errors(course.reference), *filter(None, [unproved])]:
@@ -225,6 +224,14 @@ class Trials:
             verdicts.append(judge_pairs(candidate, reference, baseline, invariants, rule, wanted=rule.pairs))
         change = confirmed_shift(verdicts)
         return None if change is None else math.log1p(change)
+
+
+def doubted(verdict: Verdict, doubts: Doubts, *, is_host_bound: bool) -> Verdict:
+    """What is said of a cell on a node that is in doubt; a slow host that does not limit the cell is told with it."""
+    if reasons := doubts.of_cell(is_host_bound=is_host_bound):
+        return incomparable(verdict, reasons)
+    aside = (f"a slower host, which this cell does not wait for: {reason}" for reason in doubts.of_host_bound_cells)
+    return msgspec.structs.replace(verdict, notes=(*verdict.notes, *aside))
 
 
 def incomparable(verdict: Verdict, reasons: Sequence[str]) -> Verdict:

@@ -80,3 +80,10 @@ def test_shared_memory_is_what_the_file_system_has_free(monkeypatch, tmp_path):
     assert shared_memory_free_bytes() > 0
     monkeypatch.setattr(room, "SHARED_MEMORY", str(tmp_path / "missing"))
     assert shared_memory_free_bytes() is None
+
+
+def test_lost_gpus_are_a_warning_with_what_to_do():
+    (finding,) = findings((), (), 64 * GIB, 2)
+    assert finding.severity is Severity.WARNING
+    assert finding.text.startswith("GPUs of this node that do not answer the driver: 2; ")
+    assert "dmesg" in finding.text

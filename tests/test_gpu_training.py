@@ -120,7 +120,7 @@ def test_cell_trains_as_the_unsharded_model(launcher, yardstick, record_property
     losses = losses_of(records)
     unsharded, errors = yardstick.rounded[0].errors, records[0].errors
     shares = {name: error / unsharded[name] for name, error in errors.items()}
-    record_property("losses", [loss - exact for loss, exact in zip(losses, yardstick.exact.shares, strict=True)])
+    record_property("loss_gaps", [loss - exact for loss, exact in zip(losses, yardstick.exact.shares, strict=True)])
     record_property("loss_band", yardstick.loss_band)
     record_property("gradients", [max(shares.values()), statistics.median(shares.values())])
     record_property("norms", [record.gradient_norm for record in records])

@@ -127,6 +127,23 @@ def test_gpu_that_does_not_answer_is_left_out(monkeypatch, lost):
     assert not driver.is_open
 
 
+@pytest.mark.parametrize(
+    ("error", "lost"), [(gpus.pynvml.NVML_ERROR_GPU_IS_LOST, 1), (gpus.pynvml.NVML_ERROR_NO_PERMISSION, 0)]
+)
+def test_lost_gpus_are_counted_and_those_of_other_containers_are_not(monkeypatch, error, lost):
+    def handle(index):
+        if index == 0:
+            raise Driver.NVMLError(error)
+        return index
+
+    driver = Driver(nvmlDeviceGetHandleByIndex=handle, NVML_ERROR_NO_PERMISSION=gpus.pynvml.NVML_ERROR_NO_PERMISSION)
+    monkeypatch.setattr(gpus, "pynvml", driver)
+    assert gpus.num_lost() == lost
+    assert not driver.is_open
+    monkeypatch.setattr(gpus, "pynvml", Driver(nvmlInit=lambda: (_ for _ in ()).throw(Driver.NVMLError(1))))
+    assert gpus.num_lost() == 0
+
+
 def test_memory_that_is_not_told_is_none(monkeypatch):
     """Of GPUs that share the host's memory the driver tells none."""
     driver = Driver(nvmlDeviceGetMemoryInfo=lambda _: (_ for _ in ()).throw(Driver.NVMLError(Driver.NOT_SUPPORTED)))

@@ -94,6 +94,8 @@ def test_this_build_is_known_by_each_of_its_names(tmp_path):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").symlink_to(Path(sys.executable).resolve())
     assert not parse(str(tmp_path)).is_this_build, "another environment of the same interpreter"
+    other = Path(sys.executable).parent / "pytest"
+    assert not parse(str(other)).is_this_build, "another program of the same environment"
 
 
 def test_variables_alone_are_compared_with_their_absence():

@@ -102,6 +102,11 @@ def test_command_that_accepts_stands_on_regressed_lines_only():
     assert "tools.approve results/RUN " in lines[0.2]
 
 
+@pytest.mark.parametrize(("number", "text"), [(1, "1 run"), (3, "3 runs"), (0, "0 runs")])
+def test_runs_are_counted_in_words(number, text):
+    assert render.runs_text(number) == text
+
+
 def test_line_of_a_provisional_baseline_says_so():
     assert "3 runs vs 3 (provisional)" in render.line(verdict_on(nights=NIGHTS[:1]))
     assert "provisional" not in render.line(verdict_on())

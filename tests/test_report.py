@@ -278,3 +278,13 @@ def test_parts_that_do_not_fit_together_are_refused(tmp_path, results):
     longer.write_manifest(msgspec.structs.replace(manifest(DDP), plan=msgspec.structs.replace(factory.PLAN, runs=5)))
     with pytest.raises(ValueError, match=r"runs=5.* with another"):
         gather([results, longer], tmp_path / "mixed")
+
+
+def test_charts_and_table_have_both_builds_of_a_comparison(results):
+    alone = [path.read_bytes() for path in write_report(results) if path.suffix == ".png"]
+    for run in factory.measurement(DDP, step_times_s=(0.05,) * 3).runs:
+        results.write_reference_run(msgspec.structs.replace(run, arm="reference"))
+    both = [path.read_bytes() for path in write_report(results) if path.suffix == ".png"]
+    assert len(both) == len(alone)
+    assert all(now != then for now, then in zip(both, alone, strict=True))
+    assert f"| {DDP.id} | reference |" in text_of(results)

@@ -1,5 +1,7 @@
 """Room perf/tell/screen.py and tools.screen: who competes with whom, who is fastest, and the matrix of those."""
 
+import re
+
 import pytest
 from msgspec.structs import replace
 
@@ -8,7 +10,7 @@ from perf.facts.outcome import Outcome
 from perf.judge.verdict import Verdict
 from perf.tell.exports import read_test_run
 from perf.tell.results import Results
-from perf.tell.screen import axis_of, fastest, fields_of
+from perf.tell.screen import axis_of, fastest, groups_of
 from strategies.spec import ComputeDtype, LinkProfile, Mode, Options
 from tests import factory
 from tests.finished_runs import manifest, write_test_run
@@ -68,13 +70,13 @@ def first(tmp_path):
     return screened(tmp_path, "first", "2026-11-29T01:00:00+00:00", times_s, failed)
 
 
-def test_fastest_is_found_in_each_field_and_what_failed_does_not_compete(first):
-    fields = fields_of([read_test_run(first)])
-    assert [(field.axis, [one.cell for one in candidates]) for field, candidates in fields.items()] == [
+def test_fastest_is_found_in_each_group_and_what_failed_does_not_compete(first):
+    groups = groups_of([read_test_run(first)])
+    assert [(group.axis, [one.cell for one in candidates]) for group, candidates in groups.items()] == [
         ("data", [FSDP2, DDP, SLOW]),
         ("tensor", [TP]),
     ]
-    data, _ = fields.values()
+    data, _ = groups.values()
     assert [one.cell for one in fastest(data)] == [FSDP2, DDP], "one run does not tell 1 % apart"
     assert [one.cell for one in fastest(data, 0.0)] == [FSDP2]
     assert [one.cell for one in fastest(data, 0.5)] == [FSDP2, DDP, SLOW]
@@ -83,8 +85,19 @@ def test_fastest_is_found_in_each_field_and_what_failed_does_not_compete(first):
 def test_cell_of_two_test_runs_counts_by_its_newest(first, tmp_path):
     newer = screened(tmp_path, "newer", "2026-11-29T02:00:00+00:00", {SLOW: 0.05})
     for order in ([first, newer], [newer, first]):
-        (data, _) = fields_of([read_test_run(results) for results in order]).values()
+        (data, _) = groups_of([read_test_run(results) for results in order]).values()
         assert [one.cell for one in data] == [SLOW, FSDP2, DDP]
+
+
+def test_two_machines_are_not_compared(first, tmp_path):
+    elsewhere = Results(tmp_path / "elsewhere")
+    elsewhere.write_manifest(manifest(SLOW, run_id="elsewhere", started_at="2026-11-29T02:00:00+00:00"))
+    elsewhere.write_run(factory.run_record(SLOW, step_time_s=0.01, env=factory.environment(factory.H200X2)))
+    elsewhere.write_verdict(Verdict(cell_id=SLOW.id, outcome=Outcome.PASS))
+    with pytest.raises(
+        ValueError, match=rf"{re.escape(SLOW.id)} was measured on 2x-nvidia-h200.*, .* on cpu.*: screen"
+    ):
+        groups_of([read_test_run(results) for results in (first, elsewhere)])
 
 
 def test_links_sizes_and_numbers_of_ranks_do_not_compete(tmp_path):
@@ -94,7 +107,7 @@ def test_links_sizes_and_numbers_of_ranks_do_not_compete(tmp_path):
         factory.cell("ddp", size="0.6b", link=LinkProfile.NO_P2P),
     ]
     results = screened(tmp_path, "run", "2026-11-29T01:00:00+00:00", dict.fromkeys([DDP, *others], 0.1))
-    assert [len(candidates) for candidates in fields_of([read_test_run(results)]).values()] == [1] * 4
+    assert [len(candidates) for candidates in groups_of([read_test_run(results)]).values()] == [1] * 4
 
 
 def test_tool_prints_each_candidate_and_writes_the_fastest_as_a_matrix(first, tmp_path, capsys):
@@ -106,7 +119,9 @@ def test_tool_prints_each_candidate_and_writes_the_fastest_as_a_matrix(first, tm
     assert "zero1 ac+bf16state" in out
     assert "50.0 %" in out
     assert f"left out: {FAILED.id}: ERROR: said why\n" in out
-    assert f"3 cells, the fastest (*) of 2 fields: pytest perf --perf-matrix {picks}" in out
+    assert f"3 cells, the fastest (*) of 2 groups: pytest perf --perf-matrix {picks}" in out
+    assert main([str(first.folder), "--into", str(picks)]) == 2
+    assert f"{picks} exists; name a new file" in capsys.readouterr().err
     starred = [line.split()[2] for line in out.splitlines() if line.lstrip().startswith("*")]
     assert starred == ["fsdp2", "ddp", "tp"]
 

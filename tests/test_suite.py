@@ -134,13 +134,15 @@ def test_node_that_falls_short_is_looked_at_again(monkeypatch, tmp_path, launche
     record = nodes.recorded(nodes.ceilings(launches_per_s=nodes.rate(130e3)))
     baselines.write(tmp_path / "baselines", record)
     seen = iter([nodes.preflight(ceilings=nodes.ceilings(launches_per_s=nodes.rate(rate))) for rate in launches])
-    monkeypatch.setattr("perf.suite.examine", lambda *_, **__: next(seen))
+    asked = []
+    monkeypatch.setattr("perf.suite.examine", lambda *_, variables, **__: asked.append(variables) or next(seen))
     options = {"matrix": "auto", "plan": PLAN, "deadline_s": 60.0, "baselines": tmp_path / "baselines"}
-    settings = Settings(**options, state=tmp_path / "state")
+    settings = Settings(**options, state=tmp_path / "state", variables=(("NCCL_P2P_DISABLE", "1"),))
     node = Node(cpu="Test CPU", cpu_cores=2, gpus=nodes.VISIBLE)
     suite = Suite(settings, node, Results(tmp_path / "results"), Progress(1, None))
     found = suite.examine()
     assert next(seen, None) is None
+    assert asked == [{"NCCL_P2P_DISABLE": "1"}] * looks
     assert suite.results.preflight().ceilings.launches_per_s.median == launches[looks - 1]
     assert bool(found.of_host_bound_cells) is (launches[-1] < 130e3)
     assert not found.of_all_cells

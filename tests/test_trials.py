@@ -12,10 +12,11 @@ from perf.facts.outcome import Outcome
 from perf.judge import baseline as baselines
 from perf.judge.baseline import Baseline, Invariants
 from perf.judge.breaker import Shift
+from perf.judge.preflight import Doubts
 from perf.judge.rule import Rule
 from perf.judge.verdict import Course, judge
 from perf.measure.connection import ROOT
-from perf.trials import everywhere, incomparable, invalid
+from perf.trials import doubted, everywhere, incomparable, invalid
 from tests.factory import baseline, invariants, measurement, write_text
 from tests.suite_runs import DDP, SINGLE, seed_that_begins_with
 
@@ -176,6 +177,19 @@ def test_time_on_a_node_below_its_kind_is_not_comparable_and_memory_is():
     assert incomparable(hungry, ["slow"]).outcome is Outcome.REGRESSED
     wrong = replace(undecided, outcome=Outcome.WRONG, comparisons=())
     assert incomparable(wrong, ["slow"]).outcome is Outcome.WRONG
+
+
+def test_slow_host_is_held_against_what_it_limits_and_told_of_the_rest():
+    undecided = judged_slow()
+    slow_host = Doubts(of_host_bound_cells=("launch rate 65 k/s is 48.5 % of the recorded 134",))
+    limited = doubted(undecided, slow_host, is_host_bound=True)
+    assert (limited.outcome, limited.more_runs) == (Outcome.ENVIRONMENT, 0)
+    other = doubted(undecided, slow_host, is_host_bound=False)
+    assert (other.outcome, other.more_runs) == (undecided.outcome, 3), "judged as ever"
+    assert other.notes[-1].endswith("does not wait for: launch rate 65 k/s is 48.5 % of the recorded 134")
+    slow_gpu = Doubts(of_all_cells=("GEMM 640 is 80.7 % of the recorded 793",))
+    assert doubted(undecided, slow_gpu, is_host_bound=False).outcome is Outcome.ENVIRONMENT
+    assert doubted(undecided, Doubts(), is_host_bound=True) == undecided
 
 
 def test_suspicious_cell_of_a_suite_that_the_build_slowed_down_is_red_without_more_runs():

@@ -14,50 +14,52 @@ from perf.tell.exports import FinishedTestRun, read_test_run
 from perf.tell.progress import terminal_console
 from perf.tell.render import quantity
 from perf.tell.results import Results
-from perf.tell.screen import MARGIN, Candidate, Field, fastest, fields_of
+from perf.tell.screen import MARGIN, Candidate, Group, fastest, groups_of
 from perf.tell.sections import Section, show
 
 HEADER = ("", "axis", "candidate", "mode", "throughput", "of the fastest", "peak allocated", "runs")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0: each field has a fastest candidate; 1: nothing was measured; 2: a folder or option is no good."""
+    """Exit code 0: each group has a fastest candidate; 1: nothing was measured; 2: a folder or option is no good."""
     options = _parser().parse_args(arguments)
     try:
         if not 0 <= options.margin < 1:
             raise ValueError(f"--margin {options.margin:g}: a share of the fastest throughput, such as {MARGIN}")
+        if options.into and options.into.exists():
+            raise ValueError(f"{options.into} exists; name a new file, or remove it")
         test_runs = [read_test_run(Results.open(folder)) for folder in options.folders]
-        fields = fields_of(test_runs)
-        picks = [pick for candidates in fields.values() for pick in fastest(candidates, options.margin)]
+        groups = groups_of(test_runs)
+        picks = [pick for candidates in groups.values() for pick in fastest(candidates, options.margin)]
         if options.into and picks:
             options.into.write_text(as_toml([pick.cell for pick in picks]), encoding="utf-8")
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    show(_page(fields, {pick.cell.id for pick in picks}), terminal_console())
+    show(_page(groups, {pick.cell.id for pick in picks}), terminal_console())
     print(*_left_out(test_runs), sep="", end="")
     if not picks:
         print("nothing was measured: no cell has a right run")
         return 1
     if options.into:
-        print(f"{len(picks)} cells, the fastest (*) of {len(fields)} fields: pytest perf --perf-matrix {options.into}")
+        print(f"{len(picks)} cells, the fastest (*) of {len(groups)} groups: pytest perf --perf-matrix {options.into}")
     return 0
 
 
-def _page(fields: Mapping[Field, Sequence[Candidate]], picked: set[str]) -> list[Section]:
+def _page(groups: Mapping[Group, Sequence[Candidate]], picked: set[str]) -> list[Section]:
     """A table for each size, link and number of ranks."""
     tables: dict[str, list[tuple[str, ...]]] = {}
-    for field, candidates in fields.items():
-        rows = tables.setdefault(f"{field.size}, {field.world_size} ranks, {field.link}", [])
+    for group, candidates in groups.items():
+        rows = tables.setdefault(f"{group.size}, {group.world_size} ranks, {group.link}", [])
         best = candidates[0].tokens_per_s
-        rows += [_row(field, candidate, best, is_picked=candidate.cell.id in picked) for candidate in candidates]
+        rows += [_row(group, candidate, best, is_picked=candidate.cell.id in picked) for candidate in candidates]
     return [Section(title=title, header=HEADER, rows=tuple(rows)) for title, rows in tables.items()]
 
 
-def _row(field: Field, candidate: Candidate, best: float, *, is_picked: bool) -> tuple[str, ...]:
+def _row(group: Group, candidate: Candidate, best: float, *, is_picked: bool) -> tuple[str, ...]:
     return (
         "*" if is_picked else "",
-        field.axis,
+        group.axis,
         candidate.cell.variant,
         candidate.cell.mode.value,
         quantity(candidate.tokens_per_s, THROUGHPUT),

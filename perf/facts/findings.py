@@ -42,8 +42,16 @@ def shared_memory_free_bytes() -> int | None:
     return state.f_bavail * state.f_frsize
 
 
-def findings(gpus: tuple[GpuHealth, ...], uses: tuple[GpuUse, ...], shared_memory: int | None) -> Iterator[Finding]:
+def findings(
+    gpus: tuple[GpuHealth, ...], uses: tuple[GpuUse, ...], shared_memory: int | None, num_lost: int = 0
+) -> Iterator[Finding]:
     """What is to be said of a node's state. `uses` may be empty; `shared_memory` is in bytes, None: unknown."""
+    if num_lost:
+        yield Finding(
+            severity=Severity.WARNING,
+            text=f"GPUs of this node that do not answer the driver: {num_lost}; the kernel's log says why "
+            "(`dmesg | grep -i xid`); reset them, or restart the node",
+        )
     throttled = {use.uuid: use.throttled for use in uses}
     for index, gpu in enumerate(gpus):
         for severity, text in (*_at_rest(gpu, throttled.get(gpu.uuid, ())), *_memory(gpu)):

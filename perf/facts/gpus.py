@@ -65,7 +65,7 @@ class GpuUse(Value, frozen=True, kw_only=True):
 def visible_gpus(visible: str | None) -> tuple[Gpu, ...]:
     """The GPUs that a CUDA_VISIBLE_DEVICES value names (None: not set, all of them); () without a driver.
 
-    One that does not answer, such as one that fell off the bus, is left out, as CUDA leaves it out.
+    One that does not answer is left out.
     """
     if not is_open():
         return ()
@@ -77,6 +77,20 @@ def visible_gpus(visible: str | None) -> tuple[Gpu, ...]:
     finally:
         tell(pynvml.nvmlShutdown)
     return select_gpus(gpus, visible, slices)
+
+
+def num_lost() -> int:
+    """GPUs that the driver counts and cannot reach; not those that it keeps from this container."""
+    if not is_open():
+        return 0
+    lost = 0
+    for index in range(tell(pynvml.nvmlDeviceGetCount) or 0):
+        try:
+            pynvml.nvmlDeviceGetHandleByIndex(index)
+        except pynvml.NVMLError as error:
+            lost += error.value != pynvml.NVML_ERROR_NO_PERMISSION
+    tell(pynvml.nvmlShutdown)
+    return lost
 
 
 def select_gpus(gpus: list[Gpu], visible: str | None, slices: list[Gpu] | None = None) -> tuple[Gpu, ...]:

@@ -25,7 +25,7 @@ PEAK_RESERVED = Metric(name="peak_reserved_bytes", title="peak reserved", unit="
 PEAK_RESIDENT = Metric(name="peak_resident_bytes", title="peak resident", unit="bytes", better="lower")
 
 HOST_BOUND_SHARE = 0.9
-"""Of the step time."""
+"""Of the step time. Less than what a verdict names a host for: a part of a step can wait for it too."""
 
 
 def _over_ranks(pick: Callable[[RankRecord], int | None]) -> Callable[[RunRecord], float | None]:

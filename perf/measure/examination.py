@@ -9,7 +9,7 @@ from perf.facts.environment import Source, telling_variables
 from perf.facts.failure import LaunchError
 from perf.facts.findings import findings, shared_memory_free_bytes
 from perf.facts.gpu_health import driver_version, health_of
-from perf.facts.gpus import GpuUse, GpuWatch, settle
+from perf.facts.gpus import GpuUse, GpuWatch, num_lost, settle
 from perf.facts.hardware import Node
 from perf.facts.rates import ON_CPU, ON_GPUS, CeilingJob, Ceilings, RankTimes, ceilings_of
 from perf.judge.preflight import Preflight
@@ -73,7 +73,7 @@ def examine(
         gpus=gpus,
         uses=uses,
         shared_memory_free_bytes=shared_memory,
-        findings=tuple(findings(gpus, uses, shared_memory)),
+        findings=tuple(findings(gpus, uses, shared_memory, num_lost())),
     )
 
 

@@ -15,8 +15,8 @@ MARGIN = 0.02
 PRODUCT = "product"
 
 
-class Field(NamedTuple):
-    """What candidates that compete have in common, in the order in which fields are shown."""
+class Group(NamedTuple):
+    """What candidates that compete have in common, in the order in which groups are shown."""
 
     size: str
     link: str
@@ -32,6 +32,8 @@ class Candidate(NamedTuple):
     """Median over its runs."""
     peak_bytes: float | None
     num_runs: int
+    machine: str
+    """Key."""
 
 
 def axis_of(cell: Cell) -> str:
@@ -47,10 +49,11 @@ def axis_of(cell: Cell) -> str:
     return PRODUCT if is_product(cell.strategy) else next(iter(kinds))
 
 
-def fields_of(test_runs: Sequence[FinishedTestRun]) -> dict[Field, list[Candidate]]:
+def groups_of(test_runs: Sequence[FinishedTestRun]) -> dict[Group, list[Candidate]]:
     """Measured cells by what they compete in, fastest first; a cell of two test runs counts by its newest.
 
-    Left out are cells that are wrong, failed, have a fault planted or no runs.
+    Left out are cells that are wrong, failed, have a fault planted or no runs. Raises ValueError when candidates of a
+    group were measured on two machines.
     """
     measured: dict[str, Candidate] = {}
     for test_run in sorted(test_runs, key=lambda one: one.manifest.started_at):
@@ -58,12 +61,19 @@ def fields_of(test_runs: Sequence[FinishedTestRun]) -> dict[Field, list[Candidat
             tokens_per_s = measurement.median(THROUGHPUT)
             if tokens_per_s:
                 cell, peak = measurement.cell, measurement.median(PEAK_ALLOCATED)
-                measured[cell.id] = Candidate(cell, tokens_per_s, peak, len(measurement.runs))
-    fields: dict[Field, list[Candidate]] = {}
+                machine = measurement.runs[-1].environment.machine.key
+                measured[cell.id] = Candidate(cell, tokens_per_s, peak, len(measurement.runs), machine)
+    groups: dict[Group, list[Candidate]] = {}
     for candidate in sorted(measured.values(), key=lambda one: -one.tokens_per_s):
         cell = candidate.cell
-        fields.setdefault(Field(cell.size, cell.link.value, cell.world_size, axis_of(cell)), []).append(candidate)
-    return dict(sorted(fields.items()))
+        group = groups.setdefault(Group(cell.size, cell.link.value, cell.world_size, axis_of(cell)), [])
+        if group and group[0].machine != candidate.machine:
+            raise ValueError(
+                f"{group[0].cell.id} was measured on {group[0].machine}, {cell.id} on {candidate.machine}: "
+                "screen the test runs of one machine at a time"
+            )
+        group.append(candidate)
+    return dict(sorted(groups.items()))
 
 
 def fastest(candidates: Sequence[Candidate], margin: float = MARGIN) -> list[Candidate]:

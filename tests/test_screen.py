@@ -119,7 +119,7 @@ def test_tool_prints_each_candidate_and_writes_the_fastest_as_a_matrix(first, tm
     assert "zero1 ac+bf16state" in out
     assert "50.0 %" in out
     assert f"left out: {FAILED.id}: ERROR: said why\n" in out
-    assert f"3 cells, the fastest (*) of 2 groups: pytest perf --perf-matrix {picks}" in out
+    assert f"picked (*): 3 of 4; pytest perf --perf-matrix {picks}" in out
     assert main([str(first.folder), "--into", str(picks)]) == 2
     assert f"{picks} exists; name a new file" in capsys.readouterr().err
     starred = [line.split()[2] for line in out.splitlines() if line.lstrip().startswith("*")]

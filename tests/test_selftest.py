@@ -62,12 +62,15 @@ def test_false_alarms_are_told():
     )  # fmt: skip
     assert found.faults == ["2.0 % false alarms alone, with nothing planted"]
     assert "NOT SOUND: 2.0 % false alarms" in table(found)
+    assert "not judged" not in table(found)
 
 
 def test_noisy_cell_is_said_not_to_be_gated():
     found = evaluate(DDP, pool(between=0.08, num_runs=10), 0.04, None)
     assert not found.is_gated
     assert "too noisy to gate" in table(found)
+    assert "not judged" in table(found)
+    assert "NOT SOUND" not in table(found)
 
 
 def test_everything_is_planted_in_turn_and_memory_three_times():

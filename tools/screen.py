@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("nothing was measured: no cell has a right run")
         return 1
     if options.into:
-        print(f"{len(picks)} cells, the fastest (*) of {len(groups)} groups: pytest perf --perf-matrix {options.into}")
+        print(f"picked (*): {len(picks)} of {sum(map(len, groups.values()))}; pytest perf --perf-matrix {options.into}")
     return 0
 
 

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Callable
 from typing import Literal
 
+from perf.facts import stats
 from perf.facts.cell import Cell, Recipe, SamplingPlan
 from perf.facts.record import LedgerEntry, RankRecord, RunRecord
 from strategies.value import Value
@@ -41,7 +42,7 @@ def _over_ranks(pick: Callable[[RankRecord], int | None]) -> Callable[[RunRecord
 
 def _step_time(run: RunRecord) -> float | None:
     even = len({len(rank.step_times_s) for rank in run.ranks}) == 1
-    return statistics.median(run.step_times_s) if even and run.step_times_s else None
+    return stats.step_time_s(run.step_times_s) if even and run.step_times_s else None
 
 
 def _throughput(run: RunRecord) -> float | None:

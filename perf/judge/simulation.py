@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf.facts.outcome import Outcome
+from perf.facts.stats import trimmed_mean
 from perf.judge.decision import Decision, Judge
 from perf.judge.rule import RUNS_A_LOOK, Rule
 from strategies.value import Value
@@ -113,7 +114,7 @@ def _levels(
     night: Floats | None = None,
     slowdown: float = 0.0,
 ) -> Floats:
-    """[trials, runs]: logs of run medians; each trial is a night of its own."""
+    """[trials, runs]: levels of runs; each trial is a night of its own."""
     night = _night(source, noise, shape[0]) if night is None else night
     run = source.normal(0, noise.between_runs, shape)
     run += (source.random(shape) < noise.slow_run_share) * np.log1p(source.uniform(*SLOW_RUN, shape))
@@ -123,5 +124,5 @@ def _levels(
         fresh = math.sqrt(1 - STEP_CORRELATION**2) * white[..., step]
         steps[..., step] = STEP_CORRELATION * steps[..., step - 1] + fresh
     steps += (source.random(steps.shape) < STALL_SHARE) * np.log1p(source.exponential(STALL_MEAN, steps.shape))
-    levels: Floats = np.median(steps, axis=-1) + run + night[:, None] + math.log1p(slowdown)
+    levels: Floats = np.log(trimmed_mean(np.exp(steps))) + run + night[:, None] + math.log1p(slowdown)
     return levels

@@ -157,3 +157,14 @@ def test_captured_cell_warms_up_longer_than_planned():
     assert captured.plan(captured.plan(short)) == captured.plan(short)
     assert captured.plan(long) == long
     assert cell(mode=Mode.COMPILE).plan(short) == short
+
+
+@pytest.mark.parametrize(
+    ("mode", "warmup_steps", "settling"),
+    [
+        (Mode.EAGER, 1, 0), (Mode.EAGER, 5, 0), (Mode.COMPILE, 6, 1), (Mode.COMPILE, 10, 5), (Mode.EAGER, 30, 5),
+        (Mode.CUDAGRAPH, 2, 0), (Mode.CUDAGRAPH, 15, 3), (Mode.CUDAGRAPH, 20, 5),
+    ],
+)  # fmt: skip
+def test_warm_up_pauses_early_and_after_the_first_replay(mode, warmup_steps, settling):
+    assert cell(mode=mode, link=LinkProfile.NATIVE).settling_steps(SamplingPlan(warmup_steps=warmup_steps)) == settling

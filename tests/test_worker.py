@@ -1,6 +1,7 @@
 """Room perf/measure/worker.py: a real run's records are whole, agree over the ranks, and with torchrun's."""
 
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -132,6 +133,15 @@ def test_ledger_is_that_of_one_step_alone(runs, strategy):
 def test_run_without_timed_steps_only_warms_up(launcher):
     for record in run(launcher, plan=SamplingPlan(warmup_steps=1, timed_steps=0)).ranks:
         assert (len(record.warmup_times_s), record.step_times_s, len(record.losses)) == (1, (), 1)
+
+
+def test_steps_that_settle_a_long_warm_up_are_like_the_timed_ones(launcher, runs):
+    plan = msgspec.structs.replace(PLAN, warmup_steps=7)
+    slow = run(launcher, StrategyName.SINGLE, plan, "slow_step=3.0")
+    (record,) = slow.ranks
+    assert (len(record.warmup_times_s), len(record.step_times_s), len(record.losses)) == (7, 4, 11)
+    assert min(record.warmup_times_s[5:] + record.step_times_s) > 2 * statistics.median(record.warmup_times_s[1:5])
+    assert slow.losses[:7] == pytest.approx(runs[StrategyName.SINGLE].losses, abs=1e-5), "every step once, in order"
 
 
 def test_run_starts_from_the_weights_of_a_checkpoint(launcher, tmp_path, runs):

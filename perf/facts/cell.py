@@ -13,6 +13,10 @@ from strategies.value import Value
 
 REPLAYS_BEFORE_TIMING = 4
 """Of a CUDA graph: the first ones load its kernels."""
+STEPS_BEFORE_PAUSE, SETTLING_STEPS = 5, 5
+"""The host pauses once before the timed steps, to read the clock and collect garbage: after so many steps, or after the
+first replay. A GPU runs dry there, and what it does next is not what it does at work: of a warm-up that is longer, as
+many as the second number settle between the pause and the timed steps."""
 
 
 class SamplingPlan(Value, frozen=True, kw_only=True):
@@ -109,6 +113,11 @@ class Cell(Value, frozen=True, kw_only=True):
             return plan
         least = STEPS_BEFORE_CAPTURE + REPLAYS_BEFORE_TIMING
         return msgspec.structs.replace(plan, warmup_steps=max(plan.warmup_steps, least))
+
+    def settling_steps(self, plan: SamplingPlan) -> int:
+        """The last steps of the warm-up, from its pause to the first timed step."""
+        first = STEPS_BEFORE_CAPTURE + 1 if self.mode is Mode.CUDAGRAPH else STEPS_BEFORE_PAUSE
+        return min(SETTLING_STEPS, max(0, plan.warmup_steps - first))
 
     @property
     def shape(self) -> ModelShape:

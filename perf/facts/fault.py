@@ -17,7 +17,7 @@ class FaultKind(StrEnum):
     """What is broken on purpose."""
 
     SLOW_STEP = "slow_step"
-    """Every timed step takes `amount` x the last warm-up step's time longer."""
+    """Every timed step takes `amount` x an ordinary one's time longer, and so do those that settle before them."""
     DELAY = "delay"
     """The rank sleeps `amount` seconds before every step."""
     EXTRA_MEMORY = "extra_memory"

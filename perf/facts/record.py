@@ -44,6 +44,7 @@ class Marks(Value, frozen=True, kw_only=True):
     built_s: float
     first_step_s: float
     warm_s: float
+    """The pause of the warm-up; what follows, its settling steps included, is measuring."""
     timed_s: float
     finished_s: float
 

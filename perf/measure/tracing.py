@@ -4,7 +4,6 @@ The child's side, as perf.measure.worker; perf.measure.evidence asks for it. The
 where the host issues many small ops: compare its times with those of another profiled run, never of a timed one.
 """
 
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,13 +54,10 @@ class TracedRun(Run):
 
         first = plan.warmup_steps
         first_profiled = first + plan.timed_steps - OPENING_STEPS - PROFILED_STEPS
-        gc.collect()
-        gc.disable()
-        dist.barrier()
-        clock.mark()
+        self._settle(sharded, batches, losses, clock, extra_work)
         for number in range(first, first_profiled):
             step(number)
-        plain_times_s = clock.intervals_s()
+        plain_times_s = clock.intervals_s()[self._job.cell.settling_steps(plan) :]
         dist.barrier()
         on_gpu = self._device.type == "cuda"
         activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_gpu]

@@ -116,18 +116,15 @@ class Run:
         issue_probe, ledger = IssueProbe(self._device), Ledger(sharded.mesh, sharded.averaged)
         start_norm, warmup_times_s = self._warm_up(sharded, batches, losses, issue_probe, ledger)
         extra_work = ExtraWork(self._device, self._planted.extra_s(warmup_times_s[-1]))
-        compile_probe.warm()
         self._mark()
         clock = StepClock(self._device)
+        self._settle(sharded, batches, losses, clock, extra_work)
+        compile_probe.warm()
         if self._captured is None:
             reset_memory_peaks(self._device)
-        gc.collect()
-        gc.disable()  # a collection in the middle of a step is noise of the interpreter, not of the strategy
-        dist.barrier()
-        clock.mark()
         for step in range(plan.warmup_steps, plan.warmup_steps + self._planted.timed_steps(plan.timed_steps)):
             self._one_step(step, sharded, batches[step], losses, clock, extra_work=extra_work)
-        step_times_s = clock.intervals_s()
+        times_s, num_settling = clock.intervals_s(), self._job.cell.settling_steps(plan)
         memory, compiled = memory_peaks(self._device), compile_probe.state()
         self._mark()
         end_norm = self._audit(sharded, batches[-1], ledger)
@@ -137,8 +134,8 @@ class Run:
             device=torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else "cpu",
             num_threads=torch.get_num_threads(),
             marks=Marks(**dict(zip(Marks.__struct_fields__, self._marks, strict=True))),
-            warmup_times_s=warmup_times_s,
-            step_times_s=step_times_s,
+            warmup_times_s=warmup_times_s + times_s[:num_settling],
+            step_times_s=times_s[num_settling:],
             losses=() if self._planted.losses_lost() else tuple(_finite(loss) for loss in losses),
             start_gradient_norm=_finite(start_norm),
             end_gradient_norm=_finite(end_norm),
@@ -162,12 +159,12 @@ class Run:
         issue_probe: IssueProbe,
         ledger: Ledger,
     ) -> tuple[Tensor, tuple[float, ...]]:
-        """The steps that are not timed, with the capture where the mode has one.
+        """The steps before the pause, with the capture where the mode has one.
 
         Returns:
             The gradient norm of the first step, and the seconds that each took.
         """
-        num_steps = self._job.plan.warmup_steps
+        num_steps = self._job.plan.warmup_steps - self._job.cell.settling_steps(self._job.plan)
         clock = StepClock(self._device)
         clock.mark()
         start_norm = self._first_step(sharded, batches[0], losses, clock)
@@ -175,10 +172,27 @@ class Run:
         for step in range(1, num_steps):
             if step == STEPS_BEFORE_CAPTURE and self._job.cell.mode is Mode.CUDAGRAPH:
                 self._capture(sharded, batches[step], ledger)
-            # Not the last one: the step before the timed ones must be like them.
+            # Not the last one: its time is taken for an ordinary step's.
             with issue_probe if step == num_steps - 2 else nullcontext():
                 self._one_step(step, sharded, batches[step], losses, clock)
         return start_norm, clock.intervals_s()
+
+    def _settle(
+        self,
+        sharded: Sharded,
+        batches: list[list[Batch]],
+        losses: list[Tensor],
+        clock: StepClock,
+        extra_work: ExtraWork,
+    ) -> None:
+        """The pause, and the steps that follow it: as the timed ones, so that these find the GPU at work."""
+        gc.collect()
+        gc.disable()  # a collection in the middle of a step is noise of the interpreter, not of the strategy
+        dist.barrier()
+        clock.mark()
+        num_steps = self._job.plan.warmup_steps
+        for step in range(num_steps - self._job.cell.settling_steps(self._job.plan), num_steps):
+            self._one_step(step, sharded, batches[step], losses, clock, extra_work=extra_work)
 
     def _first_step(self, sharded: Sharded, batch: list[Batch], losses: list[Tensor], clock: StepClock) -> Tensor:
         """The first step, with the global gradient norm that it starts from."""

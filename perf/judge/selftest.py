@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 
 from perf.facts.fault import Fault, FaultKind
 from perf.facts.outcome import Outcome
@@ -54,7 +55,7 @@ class Point(Value, frozen=True, kw_only=True):
     simulated: float
     """The same in the simulation."""
     beside: float
-    """Share that is REGRESSED side by side, by the sensitive preset."""
+    """Share that is REGRESSED side by side, by the sensitive preset: on a machine that is known to have this noise."""
 
 
 class SelfTest(Value, frozen=True, kw_only=True):
@@ -145,26 +146,30 @@ def evaluate(
 def fit(samples: Sequence[Sample]) -> Noise:
     """The noise of runs in which nothing was planted, all of one night.
 
-    The level of a run is the median of its steps, which adds pi / 2n of the steps' variance to that between runs.
+    What all runs share, step by step, is no noise: a GPU that meets its power limit swings in the same way each time.
+    The level of a run adds 1 / n of its steps' variance to that between runs; where the levels are less far apart than
+    that, as steps of a capped GPU make up for each other, the steps count as what they add.
     """
-    steps = [statistics.stdev(math.log(seconds) for seconds in sample.step_times_s) for sample in samples]
-    step, num_steps = statistics.median(steps), len(samples[0].step_times_s)
+    logs = np.log([sample.step_times_s for sample in samples])
+    own = logs - logs.mean(axis=0)
+    step, num_steps = float(np.median(own.std(axis=1, ddof=1))), logs.shape[1]
     of_levels = robust_sd([sample.level for sample in samples])
-    between = of_levels**2 - math.pi / 2 * step**2 / num_steps
-    return Noise(between_runs=math.sqrt(max(between, 0.0)), step=step)
+    step = min(step, of_levels * math.sqrt(num_steps))
+    return Noise(between_runs=math.sqrt(max(of_levels**2 - step**2 / num_steps, 0.0)), step=step)
 
 
 def _point(slowdown: float, pools: dict[float, list[float]], noise: Noise, rule: Rule, source: random.Random) -> Point:
     unchanged, changed = pools[0.0], pools[slowdown]
-    sensitive = msgspec.structs.replace(rule, pair_floor=PRESETS["sensitive"]["pair_floor"])
+    sensitive = msgspec.structs.replace(
+        rule, prior_sd=robust_sd(unchanged), pair_floor=PRESETS["sensitive"]["pair_floor"]
+    )
     alone, beside = [], []
     for _ in range(NUM_RESAMPLES):
         baseline = source.choices(unchanged, k=SENSITIVE_RUNS)
         decision, _ = decided(baseline, source.choices(changed, k=MOST_RUNS), None, rule)
         alone.append(decision.outcome)
         pairs = list(zip(source.choices(unchanged, k=rule.pairs), source.choices(changed, k=rule.pairs), strict=True))
-        sd = rule.sd_of(baseline)
-        beside.append(compare_pairs(pairs, sd, sensitive).outcome)
+        beside.append(compare_pairs(pairs, sensitive.sd_of(baseline), sensitive).outcome)
     simulated = rates(noise, slowdown, rule, has_reference=False, num_trials=NUM_RESAMPLES)
     return Point(
         planted=slowdown,

@@ -10,9 +10,12 @@ from perf.facts import jsonfile
 from perf.facts.fault import Fault, FaultKind
 from perf.gate import memory_found
 from perf.judge.selftest import Sample, SelfTest, evaluate, fit, planted, samples_of, table
+from perf.measure.connection import ROOT
 from strategies.spec import LinkProfile
 from tests.factory import cell, run_record
 from tests.suite_runs import DDP
+
+RECORDED = sorted((ROOT / "docs/two-h200/selftest").glob("*.json"))
 
 
 def pool(*, between=0.002, step=0.005, slowdowns=(0.01, 0.03, 0.10), num_runs=20, honest=True):
@@ -118,6 +121,29 @@ def test_self_test_that_cannot_be_meant_is_refused(suite_runs, option, says):
     outcomes = suite_runs.run("--perf-selftest", option)
     assert outcomes.exit_code == pytest.ExitCode.USAGE_ERROR
     assert says in outcomes.text
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+def test_recorded_self_tests_of_gpus_are_what_their_runs_say_today(path):
+    recorded = jsonfile.read(path, SelfTest)
+    found = evaluate(recorded.cell_id, recorded.samples, recorded.prior_sd, recorded.memory_found)
+    assert [(point.alone, point.beside) for point in found.points] == [
+        (point.alone, point.beside) for point in recorded.points
+    ]
+    assert found.noise.step == pytest.approx(recorded.noise.step)
+    assert found.faults == []
+    none, one, three = found.points
+    assert (none.num_runs, one.num_runs, three.num_runs) == (40, 20, 20)
+    assert (none.planted, one.planted, three.planted) == (0.0, 0.01, 0.03)
+    assert none.alone == 0.0
+    assert three.alone == 1.0, "found by the default preset in every resample"
+    assert one.beside >= 0.9, "found side by side by the sensitive preset"
+    assert three.simulated == pytest.approx(three.alone, abs=0.02)
+    assert found.memory_found
+
+
+def test_two_cells_have_recorded_self_tests():
+    assert len(RECORDED) >= 2
 
 
 def test_samples_are_the_runs_whose_steps_mean_something():

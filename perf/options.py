@@ -156,6 +156,10 @@ def selftest(config: pytest.Config) -> tuple[tuple[float, ...], int]:
         raise ValueError(f"--perf-selftest-slowdowns {text}: write fractions above 0, such as 0.01,0.03")
     if num_runs < RUNS_A_LOOK:
         raise ValueError(f"--perf-selftest-runs {num_runs}: must be at least {RUNS_A_LOOK}")
+    if (num_steps := config.getoption("perf_steps")) < 2:
+        raise ValueError(
+            f"--perf-steps {num_steps}: a self-test needs at least 2 timed steps, to tell their noise from that of runs"
+        )
     return tuple(sorted(slowdowns)), num_runs
 
 

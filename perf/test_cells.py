@@ -25,6 +25,6 @@ def test_cell(cell: Cell, bench: Bench, benchmark: object) -> None:
     replay(
         benchmark,
         [seconds for run in measurement.runs for seconds in run.step_times_s],
-        {"cell": cell.id, "outcome": verdict.outcome.value, "run_medians_s": measurement.values(STEP_TIME)},
+        {"cell": cell.id, "outcome": verdict.outcome.value, "run_step_times_s": measurement.values(STEP_TIME)},
     )
     bench.conclude(verdict, measurement)

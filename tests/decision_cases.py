@@ -16,7 +16,7 @@ MOST_RUNS, MOST_PAIRS = 9, 6
 
 @dataclass(frozen=True, kw_only=True)
 class DecisionCase:
-    """Levels: logs of run medians."""
+    """Levels: logs of step times."""
 
     nights: tuple[tuple[float, ...], ...]
     runs: tuple[float, ...]

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from perf.facts import jsonfile, matrix
 from perf.facts.cell import Cell, Recipe, SamplingPlan
 from strategies.shapes import SIZES
-from strategies.spec import ComputeDtype, LinkProfile, Mode, Options, StrategyName
+from strategies.spec import STEPS_BEFORE_CAPTURE, ComputeDtype, LinkProfile, Mode, Options, StrategyName
 from tests.factory import PLAN, cell
 
 CELLS = matrix.cells_of("auto")
@@ -163,8 +163,21 @@ def test_captured_cell_warms_up_longer_than_planned():
     ("mode", "warmup_steps", "settling"),
     [
         (Mode.EAGER, 1, 0), (Mode.EAGER, 5, 0), (Mode.COMPILE, 6, 1), (Mode.COMPILE, 10, 5), (Mode.EAGER, 30, 5),
-        (Mode.CUDAGRAPH, 2, 0), (Mode.CUDAGRAPH, 15, 3), (Mode.CUDAGRAPH, 20, 5),
+        (Mode.CUDAGRAPH, 2, 0), (Mode.CUDAGRAPH, 15, 1), (Mode.CUDAGRAPH, 20, 5),
     ],
 )  # fmt: skip
-def test_warm_up_pauses_early_and_after_the_first_replay(mode, warmup_steps, settling):
+def test_warm_up_pauses_before_the_steps_that_settle(mode, warmup_steps, settling):
     assert cell(mode=mode, link=LinkProfile.NATIVE).settling_steps(SamplingPlan(warmup_steps=warmup_steps)) == settling
+
+
+@pytest.mark.parametrize("warmup_steps", [5, 15, 17, 30])
+def test_what_is_probed_and_ends_before_the_pause_of_a_captured_cell_are_replays(warmup_steps):
+    """The first replay, which loads the graph's kernels, is neither; the step before a pause tells an ordinary time."""
+    captured = cell(mode=Mode.CUDAGRAPH, link=LinkProfile.NATIVE)
+    plan = captured.plan(SamplingPlan(warmup_steps=warmup_steps))
+    pause = plan.warmup_steps - captured.settling_steps(plan)
+    assert STEPS_BEFORE_CAPTURE < captured.probed_step(plan) < pause - 1
+
+
+def test_the_last_step_but_one_is_probed_where_none_settles():
+    assert cell(mode=Mode.COMPILE).probed_step(SamplingPlan(warmup_steps=5)) == 3

@@ -1,5 +1,7 @@
 """Room perf/facts/measurement.py: one value per run and metric, ledgers, the straggler, and what is missing."""
 
+import math
+
 import msgspec
 import pytest
 
@@ -42,7 +44,14 @@ def test_warm_up_is_not_counted():
     assert of_runs(run).values(STEP_TIME) == (1.0,)
 
 
-def test_outlier_does_not_move_the_median_and_is_counted():
+def test_step_time_of_a_run_is_what_the_verdict_compares():
+    times = (1.0, 1.1, 1.2, 1.3, 1.9, 2.0, 2.1, 2.2, 2.3, 9.0)
+    run = run_record(step_times_s=times)
+    assert of_runs(run).values(STEP_TIME) == pytest.approx([sum(times[1:-1]) / 8])
+    assert of_runs(run).values(STEP_TIME) == pytest.approx([math.exp(stats.run_level(times))])
+
+
+def test_outlier_does_not_move_the_step_time_and_is_counted():
     times = (1.0, 1.0, 1.0, 1.0, 12.0, 1.0, 1.0, 1.0)
     run = run_record(step_times_s=times)
     assert of_runs(run).values(STEP_TIME) == (1.0,)

@@ -21,7 +21,7 @@ from perf.tell.replay import CLOCK, replay
 @pytest.mark.benchmark(timer=CLOCK)
 @pytest.mark.parametrize("steps", [{EXACT}, {ROUNDED}, [0.5]], ids=["exact", "rounded", "one"])
 def test_cell(benchmark, steps):
-    replay(benchmark, steps, {{"cell": "ddp", "run_medians_s": steps[:2]}})
+    replay(benchmark, steps, {{"cell": "ddp", "run_step_times_s": steps[:2]}})
 
 @pytest.mark.benchmark(timer=CLOCK)
 def test_nothing(benchmark):
@@ -67,8 +67,8 @@ def test_benchmark_computes_its_statistics_from_the_recorded_steps(shown):
 
 
 def test_benchmark_carries_the_extra_info_of_its_own_test(shown):
-    assert shown["test_cell[exact]"]["extra_info"] == {"cell": "ddp", "run_medians_s": EXACT[:2]}
-    assert shown["test_cell[rounded]"]["extra_info"] == {"cell": "ddp", "run_medians_s": ROUNDED[:2]}
+    assert shown["test_cell[exact]"]["extra_info"] == {"cell": "ddp", "run_step_times_s": EXACT[:2]}
+    assert shown["test_cell[rounded]"]["extra_info"] == {"cell": "ddp", "run_step_times_s": ROUNDED[:2]}
 
 
 def test_nothing_recorded_leaves_no_benchmark(shown):

@@ -1,5 +1,7 @@
 """Room perf/judge/selftest.py: the operating curve from recorded runs, made up and real."""
 
+import math
+import operator
 import random
 import re
 
@@ -8,6 +10,7 @@ from msgspec.structs import replace
 
 from perf.facts import jsonfile
 from perf.facts.fault import Fault, FaultKind
+from perf.facts.stats import robust_sd
 from perf.gate import memory_found
 from perf.judge.selftest import Sample, SelfTest, evaluate, fit, planted, samples_of, table
 from perf.measure.connection import ROOT
@@ -28,8 +31,15 @@ def pool(*, between=0.002, step=0.005, slowdowns=(0.01, 0.03, 0.10), num_runs=20
     return samples_of(runs)
 
 
-def test_noise_of_a_pool_is_found_again():
-    noise = fit([run for run in pool(between=0.01, num_runs=200) if not run.planted])
+SWING = tuple(1 + 0.05 * math.sin(step) for step in range(10))
+
+
+@pytest.mark.parametrize("shared", [(1.0,) * 10, SWING], ids=["steady", "swinging"])
+def test_noise_of_a_pool_is_found_again(shared):
+    """Also where the steps of every run swing by 5 % in the same way."""
+    unchanged = [sample for sample in pool(between=0.01, num_runs=200) if not sample.planted]
+    scaled = [tuple(map(operator.mul, sample.step_times_s, shared)) for sample in unchanged]
+    noise = fit([replace(sample, step_times_s=times) for sample, times in zip(unchanged, scaled, strict=True)])
     assert noise.between_runs == pytest.approx(0.01, rel=0.15)
     assert noise.step == pytest.approx(0.005, rel=0.1)
 
@@ -112,6 +122,7 @@ def test_self_test_of_a_real_cell_measures_and_shows_its_curve(suite_runs):
 @pytest.mark.parametrize(
     ("option", "says"),
     [
+        ("--perf-steps=1", "--perf-steps 1: a self-test needs at least 2 timed steps"),
         ("--perf-selftest-slowdowns=fast", "write fractions above 0"),
         ("--perf-selftest-slowdowns=0.0", "write fractions above 0"),
         ("--perf-selftest-runs=2", "must be at least 3"),
@@ -142,8 +153,21 @@ def test_recorded_self_tests_of_gpus_are_what_their_runs_say_today(path):
     assert found.memory_found
 
 
-def test_two_cells_have_recorded_self_tests():
+def test_readme_says_what_the_recorded_self_tests_say():
     assert len(RECORDED) >= 2
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for path in RECORDED:
+        recorded = jsonfile.read(path, SelfTest)
+        none, one, three = recorded.points
+        apart = robust_sd([sample.level for sample in recorded.samples if not sample.planted])
+        row = [
+            f"`{recorded.cell_id.split('-')[0]}`",
+            *(f"{100 * sd:.2f} %" for sd in (apart, recorded.noise.between_runs, recorded.noise.step)),
+            f"{100 * none.alone:.1f} %, side by side {100 * none.beside:.1f} %",
+            *(f"+{100 * one.change:.2f} %", f"{100 * one.beside:.1f} %"),
+            *(f"+{100 * three.change:.2f} %", f"{100 * three.alone:.1f} %"),
+        ]
+        assert f"| {' | '.join(row)} |" in readme
 
 
 def test_samples_are_the_runs_whose_steps_mean_something():

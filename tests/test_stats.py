@@ -28,6 +28,13 @@ def test_step_time_is_the_mean_without_a_tenth_at_each_end(step_times_s):
     assert stats.run_level(step_times_s) == pytest.approx(math.log(expected))
 
 
+@steady
+@given(times, st.floats(0.1, 10))
+def test_run_levels_differ_by_the_log_of_the_ratio(step_times_s, factor):
+    longer = [factor * time for time in step_times_s]
+    assert stats.run_level(longer) - stats.run_level(step_times_s) == pytest.approx(math.log(factor), abs=1e-9)
+
+
 def test_one_stall_in_ten_steps_does_not_move_a_step_time():
     steady = [0.1] * 10
     assert stats.step_time_s([*steady[1:], 5.0]) == stats.step_time_s([*steady[1:], 0.11]) == pytest.approx(0.1)

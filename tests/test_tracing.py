@@ -19,7 +19,8 @@ from strategies.spec import Mode, StrategyName
 from tests.factory import cell
 from tests.test_gpu_comms import tiny
 
-PLAN = SamplingPlan(warmup_steps=2)
+PLAN = SamplingPlan(warmup_steps=7)
+"""Two of them settle."""
 DELAY_S = 0.25
 STRATEGIES = (StrategyName.DDP, StrategyName.FSDP2)
 ON_GPUS = [tiny(of) for of in node() if of.size == "0.6b" and of.world_size == 2 and of.strategy in STRATEGIES]

@@ -13,9 +13,11 @@ from strategies.value import Value
 
 REPLAYS_BEFORE_TIMING = 4
 """Of a CUDA graph: the first ones load its kernels."""
+REPLAYS_BEFORE_PAUSE = 3
+"""The first loads the graph's kernels, the issuing of the second is timed, the third is an ordinary step."""
 STEPS_BEFORE_PAUSE, SETTLING_STEPS = 5, 5
-"""The host pauses once before the timed steps, to read the clock and collect garbage: after so many steps, or after the
-first replay. A GPU runs dry there, and what it does next is not what it does at work: of a warm-up that is longer, as
+"""The host pauses once before the timed steps, to read the clock and collect garbage: after so many steps, where none
+is captured. A GPU runs dry there, and what it does next is not what it does at work: of a warm-up that is longer, as
 many as the second number settle between the pause and the timed steps."""
 
 
@@ -116,8 +118,13 @@ class Cell(Value, frozen=True, kw_only=True):
 
     def settling_steps(self, plan: SamplingPlan) -> int:
         """The last steps of the warm-up, from its pause to the first timed step."""
-        first = STEPS_BEFORE_CAPTURE + 1 if self.mode is Mode.CUDAGRAPH else STEPS_BEFORE_PAUSE
-        return min(SETTLING_STEPS, max(0, plan.warmup_steps - first))
+        captured = self.mode is Mode.CUDAGRAPH
+        before_pause = STEPS_BEFORE_CAPTURE + REPLAYS_BEFORE_PAUSE if captured else STEPS_BEFORE_PAUSE
+        return min(SETTLING_STEPS, max(0, plan.warmup_steps - before_pause))
+
+    def probed_step(self, plan: SamplingPlan) -> int:
+        """The step whose issuing is timed, for which the host waits for the GPU: the last but one before the pause."""
+        return plan.warmup_steps - self.settling_steps(plan) - 2
 
     @property
     def shape(self) -> ModelShape:

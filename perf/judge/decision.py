@@ -2,7 +2,7 @@
 
 A sequential rule, as a pure function of what was measured so far: a first look at a few runs passes nearly every cell
 that did not change; a suspicious one is looked at again, with fresh runs, and then beside a reference build, where
-there is one, or with more fresh runs. All levels are logs of run medians, so that differences are changes.
+there is one, or with more fresh runs. All levels are logs of step times, so that differences are changes.
 """
 
 import math

@@ -164,16 +164,17 @@ class Run:
         Returns:
             The gradient norm of the first step, and the seconds that each took.
         """
-        num_steps = self._job.plan.warmup_steps - self._job.cell.settling_steps(self._job.plan)
+        cell, plan = self._job.cell, self._job.plan
+        num_steps, probed_step = plan.warmup_steps - cell.settling_steps(plan), cell.probed_step(plan)
         clock = StepClock(self._device)
         clock.mark()
         start_norm = self._first_step(sharded, batches[0], losses, clock)
         self._mark()
         for step in range(1, num_steps):
-            if step == STEPS_BEFORE_CAPTURE and self._job.cell.mode is Mode.CUDAGRAPH:
+            if step == STEPS_BEFORE_CAPTURE and cell.mode is Mode.CUDAGRAPH:
                 self._capture(sharded, batches[step], ledger)
             # Not the last one: its time is taken for an ordinary step's.
-            with issue_probe if step == num_steps - 2 else nullcontext():
+            with issue_probe if step == probed_step else nullcontext():
                 self._one_step(step, sharded, batches[step], losses, clock)
         return start_norm, clock.intervals_s()
 

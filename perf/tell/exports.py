@@ -159,7 +159,7 @@ def benchmark_json(test_run: FinishedTestRun) -> str:
                 "extra_info": {
                     "cell": cell_id,
                     "outcome": verdict.outcome.value,
-                    "run_medians_s": shown_values(measurement, STEP_TIME),
+                    "run_step_times_s": shown_values(measurement, STEP_TIME),
                     "machine": measurement.runs[-1].environment.machine.key,
                 },
                 "options": {},

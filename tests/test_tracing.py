@@ -19,8 +19,8 @@ from strategies.spec import Mode, StrategyName
 from tests.factory import cell
 from tests.test_gpu_comms import tiny
 
-PLAN = SamplingPlan(warmup_steps=7)
-"""Two of them settle."""
+PLAN = SamplingPlan(warmup_steps=2)
+SETTLING = SamplingPlan(warmup_steps=7)
 DELAY_S = 0.25
 STRATEGIES = (StrategyName.DDP, StrategyName.FSDP2)
 ON_GPUS = [tiny(of) for of in node() if of.size == "0.6b" and of.world_size == 2 and of.strategy in STRATEGIES]
@@ -95,8 +95,9 @@ def test_rank_that_is_late_is_idle_and_the_other_one_shows_exposed_communication
 
 
 def test_compiled_step_is_split_too(launcher, tmp_path):
-    found = collect(launcher, cell(StrategyName.SINGLE, mode=Mode.COMPILE, world_size=1), PLAN, {}, tmp_path, "x")
+    found = collect(launcher, cell(StrategyName.SINGLE, mode=Mode.COMPILE, world_size=1), SETTLING, {}, tmp_path, "x")
     (rank,) = found.ranks
+    assert len(rank.plain_step_times_s) == PLAIN_STEPS, "without those that settle"
     assert [step.exposed_communication_s for step in rank.steps] == [0.0] * PROFILED_STEPS
     assert any(op.name.startswith("## Call CompiledFxGraph") for op in rank.ops)
 

@@ -48,7 +48,13 @@ def add_options(parser: pytest.Parser) -> None:
     add("--perf-provisional", action="store_true", help="record a local provisional baseline where there is none")
     add("--perf-runs", type=int, default=plan.runs, metavar="N", help="runs of each cell (default: %(default)s)")
     add("--perf-steps", type=int, default=plan.timed_steps, metavar="N", help="timed steps (default: %(default)s)")
-    add("--perf-warmup", type=int, default=plan.warmup_steps, metavar="N", help="warm-up steps (default: %(default)s)")
+    add(
+        "--perf-warmup",
+        type=int,
+        default=plan.warmup_steps,
+        metavar="N",
+        help="warm-up steps (default: %(default)s; a GPU takes 10 at least)",
+    )
     add("--perf-timeout", type=float, default=600.0, metavar="S", help="most seconds of one run (default: %(default)g)")
     add("--perf-checkpoint", type=Path, metavar="DIR", help="start from the safetensors in this folder")
     _add_comparisons(add)

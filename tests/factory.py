@@ -77,7 +77,8 @@ def gpu_use(uuid: str, *, used_bytes: int) -> GpuUse:
 
 def rank_record(of: Cell, rank: int, step_times_s: tuple[float, ...], *, allocated_bytes: int | None) -> RankRecord:
     """One rank's share of a right run of `of`: the loss starts where a fresh model starts, and falls."""
-    num_steps = PLAN.warmup_steps + len(step_times_s)
+    num_warmup_steps = of.plan(PLAN).warmup_steps
+    num_steps = num_warmup_steps + len(step_times_s)
     share = of.shape.expected_start_loss / of.world_size
     graphs = 1 if of.layout.compiled else 0
     peaks = MemoryPeaks(
@@ -93,7 +94,7 @@ def rank_record(of: Cell, rank: int, step_times_s: tuple[float, ...], *, allocat
         marks=Marks(
             entered_s=0.02, group_ready_s=0.03, built_s=0.1, first_step_s=0.2, warm_s=0.4, timed_s=1.4, finished_s=1.5
         ),
-        warmup_times_s=(0.1,) * PLAN.warmup_steps,
+        warmup_times_s=(0.1,) * num_warmup_steps,
         step_times_s=step_times_s,
         losses=tuple(share * (1 - 0.01 * step) for step in range(num_steps)),
         start_gradient_norm=2.5,
@@ -122,7 +123,7 @@ def run_record(
     times = step_times_s if step_times_s is not None else (step_time_s,) * PLAN.timed_steps
     return RunRecord(
         cell=of,
-        plan=PLAN,
+        plan=of.plan(PLAN),
         index=index,
         started_at=f"2026-11-29T14:00:{index:02d}+00:00",
         wall_s=2.0,
@@ -183,7 +184,7 @@ def baseline(
     return Baseline(
         cell_id=of.id,
         machine=machine,
-        recipe=of.recipe(PLAN),
+        recipe=of.recipe(of.plan(PLAN)),
         nights=tuple(
             Night(
                 origin=origin(f"2026-11-{20 + number:02d}T02-00-00"),
@@ -208,7 +209,7 @@ def invariants(of: Cell | None = None) -> Invariants:
     run = run_record(of)
     return Invariants(
         cell_id=run.cell.id,
-        recipe=run.cell.recipe(PLAN),
+        recipe=run.cell.recipe(run.plan),
         origin=origin(),
         num_parameters=run.cell.shape.num_parameters,
         tokens_per_step=run.cell.workload.tokens_per_step,

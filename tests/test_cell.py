@@ -149,14 +149,18 @@ def test_checkpoint_counts_by_its_name_wherever_it_lies():
     assert recipe(checkpoint="/a/step-100") != recipe(checkpoint="/a/step-200")
 
 
-def test_captured_cell_warms_up_longer_than_planned():
-    """Eleven ordinary steps and four replays come before the first timed one; a longer plan holds."""
+@pytest.mark.parametrize(("mode", "least"), [(Mode.EAGER, 10), (Mode.COMPILE, 10), (Mode.CUDAGRAPH, 19)])
+def test_gpu_warms_up_longer_than_planned(mode, least):
+    """Five ordinary steps, or eleven and three replays, and five to settle; a longer plan holds."""
     short, long = SamplingPlan(), SamplingPlan(warmup_steps=20)
-    captured = cell(mode=Mode.CUDAGRAPH, link=LinkProfile.NATIVE)
-    assert captured.plan(short).warmup_steps == 15
-    assert captured.plan(captured.plan(short)) == captured.plan(short)
-    assert captured.plan(long) == long
-    assert cell(mode=Mode.COMPILE).plan(short) == short
+    on_gpu = cell(mode=mode, link=LinkProfile.NATIVE)
+    assert on_gpu.plan(short).warmup_steps == least
+    assert on_gpu.plan(on_gpu.plan(short)) == on_gpu.plan(short)
+    assert on_gpu.plan(long) == long
+
+
+def test_cpu_warms_up_as_planned():
+    assert cell(mode=Mode.COMPILE).plan(SamplingPlan()) == SamplingPlan()
 
 
 @pytest.mark.parametrize(

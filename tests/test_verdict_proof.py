@@ -90,7 +90,7 @@ PLANTED = {
     "64 MiB more memory": (planted(peak=10 * GIB + 2**26), "REGRESSED"),
     "twice as fast with twice the memory": (planted(step_s=0.05, peak=20 * GIB), "REGRESSED"),
     "half the memory twice as slow": (planted(step_s=0.2, peak=5 * GIB), "REGRESSED"),
-    "NaN loss": (planted(losses=(3.0,) * 7 + (None,) * 8), "WRONG"),
+    "NaN loss": (planted(losses=(*RIGHT.losses[:7], *(None for _ in RIGHT.losses[7:]))), "WRONG"),
     "another loss curve": (planted(losses=tuple(loss * 1.001 for loss in RIGHT.losses)), "WRONG"),
     "gradients 1.5 times too large": (planted(start_gradient_norm=2.5 * 1.5), "WRONG"),
     "no collective": (planted(step_s=0.05, ledger=()), "WRONG"),

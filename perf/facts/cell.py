@@ -11,8 +11,6 @@ from strategies.shapes import SIZES, ModelShape
 from strategies.spec import AXES, STEPS_BEFORE_CAPTURE, LinkProfile, Mode, Options, StrategyName, Workload
 from strategies.value import Value
 
-REPLAYS_BEFORE_TIMING = 4
-"""Of a CUDA graph: the first ones load its kernels."""
 REPLAYS_BEFORE_PAUSE = 3
 """The first loads the graph's kernels, the issuing of the second is timed, the third is an ordinary step."""
 STEPS_BEFORE_PAUSE, SETTLING_STEPS = 5, 5
@@ -110,21 +108,24 @@ class Cell(Value, frozen=True, kw_only=True):
         return "cpu" if self.link is LinkProfile.GLOO else "cuda"
 
     def plan(self, plan: SamplingPlan) -> SamplingPlan:
-        """A test run's plan as it holds for this cell: a step is captured late, and replayed before any is timed."""
-        if self.mode is not Mode.CUDAGRAPH:
+        """A test run's plan as it holds for this cell: a step is captured late, and a GPU settles."""
+        if self.device_kind == "cpu":
             return plan
-        least = STEPS_BEFORE_CAPTURE + REPLAYS_BEFORE_TIMING
+        least = self._steps_before_pause + SETTLING_STEPS
         return msgspec.structs.replace(plan, warmup_steps=max(plan.warmup_steps, least))
 
     def settling_steps(self, plan: SamplingPlan) -> int:
         """The last steps of the warm-up, from its pause to the first timed step."""
-        captured = self.mode is Mode.CUDAGRAPH
-        before_pause = STEPS_BEFORE_CAPTURE + REPLAYS_BEFORE_PAUSE if captured else STEPS_BEFORE_PAUSE
-        return min(SETTLING_STEPS, max(0, plan.warmup_steps - before_pause))
+        return min(SETTLING_STEPS, max(0, plan.warmup_steps - self._steps_before_pause))
 
     def probed_step(self, plan: SamplingPlan) -> int:
         """The step whose issuing is timed, for which the host waits for the GPU: the last but one before the pause."""
         return plan.warmup_steps - self.settling_steps(plan) - 2
+
+    @property
+    def _steps_before_pause(self) -> int:
+        captured = self.mode is Mode.CUDAGRAPH
+        return STEPS_BEFORE_CAPTURE + REPLAYS_BEFORE_PAUSE if captured else STEPS_BEFORE_PAUSE
 
     @property
     def shape(self) -> ModelShape:

@@ -1,7 +1,11 @@
 """Room perf/judge/rule.py: presets, what the sensitive one needs, and overrides with their reasons."""
 
+import random
+
 import pytest
 
+from perf.facts.outcome import Outcome
+from perf.judge.decision import compare_pairs, num_pairs
 from perf.judge.rule import PRESETS, Rule, overrides, rule_for
 from tests.factory import baseline, write_text
 
@@ -20,6 +24,23 @@ def test_presets_are_rules_of_their_own():
         for rule, _ in [rule_for(CELL, name, None, (), QUIET_SD)]
     }
     assert floors == {"default": (0.025, 0.02), "sensitive": (0.01, 0.005), "lenient": (0.04, 0.035)}
+
+
+@pytest.mark.parametrize("sd", [0.002, 0.003])
+def test_sensitive_pairs_find_one_percent_and_no_more_than_there_is(sd):
+    """Two H200s were so far apart. Four pairs and two errors would call 1.1 % of what did not change at 0.3 %."""
+    source = random.Random(0)
+    rule, _ = rule_for(CELL, "sensitive", None, (), sd)
+    num_trials, found = 4000, {}
+    for slowdown in (0.0, 0.01):
+        pairs = [
+            [(source.gauss(0, sd), source.gauss(slowdown, sd)) for _ in range(num_pairs(sd, rule))]
+            for _ in range(num_trials)
+        ]
+        outcomes = [compare_pairs(of_one, sd, rule).outcome for of_one in pairs]
+        found[slowdown] = outcomes.count(Outcome.REGRESSED) / num_trials
+    assert found[0.0] <= 0.0025
+    assert found[0.01] >= 0.97
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ OVERRIDES = "overrides.toml"
 """File of overrides, among the baselines."""
 PRESETS: dict[str, dict[str, int | float]] = {
     "default": {},
-    "sensitive": {"floor": 0.01, "pair_floor": 0.005},
+    "sensitive": {"floor": 0.01, "pair_floor": 0.005, "pair_errors": 3.0, "pairs": 8, "noisy_pairs": 8},
     "lenient": {"floor": 0.04, "pair_floor": 0.035},
 }
 """Name -> what it changes of the rule."""

@@ -160,15 +160,14 @@ def fit(samples: Sequence[Sample]) -> Noise:
 
 def _point(slowdown: float, pools: dict[float, list[float]], noise: Noise, rule: Rule, source: random.Random) -> Point:
     unchanged, changed = pools[0.0], pools[slowdown]
-    sensitive = msgspec.structs.replace(
-        rule, prior_sd=robust_sd(unchanged), pair_floor=PRESETS["sensitive"]["pair_floor"]
-    )
+    sensitive = msgspec.structs.replace(rule, prior_sd=robust_sd(unchanged), **PRESETS["sensitive"])
     alone, beside = [], []
     for _ in range(NUM_RESAMPLES):
         baseline = source.choices(unchanged, k=SENSITIVE_RUNS)
         decision, _ = decided(baseline, source.choices(changed, k=MOST_RUNS), None, rule)
         alone.append(decision.outcome)
-        pairs = list(zip(source.choices(unchanged, k=rule.pairs), source.choices(changed, k=rule.pairs), strict=True))
+        num_pairs = sensitive.pairs
+        pairs = list(zip(source.choices(unchanged, k=num_pairs), source.choices(changed, k=num_pairs), strict=True))
         beside.append(compare_pairs(pairs, sensitive.sd_of(baseline), sensitive).outcome)
     simulated = rates(noise, slowdown, rule, has_reference=False, num_trials=NUM_RESAMPLES)
     return Point(

@@ -1,32 +1,29 @@
-"""The pytest plugin: options, fixtures, and how a verdict becomes a test's outcome. Thin, on public pytest only."""
+"""The pytest plugin: options, fixtures, and the order in which cells are measured. Thin, on public pytest only."""
 
 import random
 import time
 from collections.abc import Generator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from perf import options
+from perf.bench import Bench
 from perf.facts.cell import Cell
-from perf.facts.failure import LaunchError
 from perf.facts.hardware import this_node
 from perf.facts.matrix import cells_of
-from perf.facts.measurement import Measurement
-from perf.facts.outcome import FAILURES, VERDICTS, Outcome
 from perf.gate import LINES, Gate
-from perf.judge.verdict import Verdict
 from perf.measure.connection import ROOT
 from perf.settings import Settings
 from perf.suite import Suite
-from perf.summary import RECORDED, Summary
-from perf.tell.exports import junit_properties
+from perf.summary import Summary
 from perf.tell.progress import Progress, terminal_console
 from perf.tell.render import line
-from perf.tell.results import Manifest, Results, shown, unused_folder
+from perf.tell.results import Manifest, Results, unused_folder
 from perf.trials import Trials
 
 SETTINGS = pytest.StashKey[Settings]()
@@ -41,53 +38,6 @@ FOLDER_KEY, SEED_KEY = "perf_results_folder", "perf_seed"
 """Names under which the folder and the order travel to xdist's workers."""
 SUSPICIOUS = "SUSPICIOUS"
 """Said of a cell that will be looked at again."""
-
-
-class Bench:
-    """What the test of a cell works with: its trial, and pytest's ways to skip and fail."""
-
-    def __init__(self, trials: Trials, item: pytest.Item) -> None:
-        self._trials = trials
-        self._suite = trials.suite
-        self._item = item
-
-    def refuse(self, cell: Cell) -> None:
-        """Skips the test when this cell cannot run here, or not in the time that is left."""
-        for outcome, reason in (
-            (Outcome.UNSUPPORTED, self._suite.obstacle(cell)),
-            (Outcome.NOT_RUN, self._trials.postponed(cell)),
-        ):
-            if reason:
-                self.conclude(Verdict(cell_id=cell.id, outcome=outcome, reasons=(reason,)), None)
-
-    def decide(self, cell: Cell) -> tuple[Measurement, Verdict]:
-        """The cell's runs, as many as it takes, and the verdict on them.
-
-        A damaged baseline fails the test before anything is measured, a run that gives no record with its own error.
-        """
-        try:
-            return self._trials.decide(cell)
-        except (LaunchError, ValueError) as error:
-            reason = str(error)
-        self._fail_with(cell, reason)  # outside of the except: pytest would show both, one inside the other
-
-    def conclude(self, verdict: Verdict, measurement: Measurement | None) -> None:
-        """Records the verdict and makes it the test's: green, red, or a skip that the exit code remembers."""
-        recorded = self._suite.conclude(verdict, measurement)
-        text = line(verdict, run_folder=shown(self._suite.results.folder))
-        if recorded:
-            text += f" | {RECORDED}"
-        self._item.user_properties.append(("outcome", verdict.outcome.value))
-        self._item.user_properties.append(("verdict", text))
-        self._item.user_properties += junit_properties(verdict, measurement)
-        if verdict.outcome in FAILURES:
-            pytest.fail(text, pytrace=False)
-        if verdict.outcome not in VERDICTS:
-            pytest.skip(text)
-
-    def _fail_with(self, cell: Cell, message: str) -> NoReturn:
-        self.conclude(Verdict(cell_id=cell.id, outcome=Outcome.ERROR, reasons=(message,)), None)
-        raise AssertionError("an ERROR fails the test")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -211,12 +161,11 @@ def trials_of(session: pytest.Session) -> Trials:
     config = session.config
     if TRIALS not in config.stash:
         settings = config.stash[SETTINGS]
-        terminal = config.pluginmanager.getplugin("terminalreporter")
         progress = Progress(
             len(selected_cells(session)),
             config.stash[CONSOLE],
             runs_per_cell=settings.plan.runs,
-            tell=terminal.write_line if terminal is not None and _worker_id(config) is None else None,
+            tell=partial(_warn, config) if _worker_id(config) is None else None,
         )
         try:
             config.stash[TRIALS] = Trials(Suite(settings, this_node(), config.stash[RESULTS], progress))
@@ -241,9 +190,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     item.stash[WAITED] = time.monotonic() - begun
     if held is None:
         return None
-    terminal = config.pluginmanager.getplugin("terminalreporter")
-    if terminal is not None:
-        terminal.write_line(f"{SUSPICIOUS:<11} {line(held).partition(' ')[2].lstrip()}", yellow=True)
+    _warn(config, f"{SUSPICIOUS:<11} {line(held).partition(' ')[2].lstrip()}")
     item.session.items.append(item)
     return True
 
@@ -258,10 +205,22 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Ends the servers before the report is written."""
-    if TRIALS in session.config.stash:
-        session.config.stash[TRIALS].suite.close()
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Measures the control cell last, and ends the servers, before the report is written."""
+    if (trials := session.config.stash.get(TRIALS, None)) is None:
+        return
+    is_whole = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not session.shouldfail
+    try:
+        if is_whole and (failure := trials.look_back()):
+            _warn(session.config, failure)
+    finally:
+        trials.suite.close()
+
+
+def _warn(config: pytest.Config, text: str) -> None:
+    terminal = config.pluginmanager.getplugin("terminalreporter")
+    if terminal is not None:
+        terminal.write_line(text, yellow=True)
 
 
 def _results(config: pytest.Config) -> Results:

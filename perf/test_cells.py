@@ -2,9 +2,10 @@
 
 import pytest
 
+from perf.bench import Bench
 from perf.facts.cell import Cell
 from perf.facts.measurement import STEP_TIME
-from perf.plugin import CELLS, Bench
+from perf.plugin import CELLS
 from perf.tell.replay import CLOCK, replay
 
 

@@ -38,7 +38,7 @@ class Trials:
         self._is_settled = False
 
     def choose_control(self, cells: Sequence[Cell]) -> Cell | None:
-        """The cell whose recorded runs differ least: measured first, and again before any suspicious one."""
+        """The cell whose recorded runs differ least: measured first, and again before any suspicious one, or last."""
         spreads = []
         for cell in cells:
             with contextlib.suppress(ValueError):  # damaged: said where the cell is judged
@@ -95,6 +95,24 @@ class Trials:
         if verdict.outcome is Outcome.REGRESSED and self.suite.settings.evidence:
             verdict = msgspec.structs.replace(verdict, notes=(*verdict.notes, self._why(cell, measurement)))
         return measurement, verdict
+
+    def look_back(self) -> str | None:
+        """The control cell once more where no suspicious one asked for it, after all others; why it could not be made.
+
+        No verdict changes; but on a machine that became faster, cells pass that would not have, and the reader has to
+        know.
+        """
+        control, budget = self._control, self.suite.budget
+        if control is None or self._is_settled or (budget is not None and budget.exceeded_by(control.id)):
+            return None
+        self._is_settled = True
+        try:
+            drift = self._drift()
+        except (LaunchError, ValueError) as error:
+            return f"{control.id} could not be measured once more, to see whether the machine drifted: {error}"
+        if drift and (shift := tripped(self._screens, control=control.id, drift=drift)):
+            self.suite.results.write_shift(shift)
+        return None
 
     def _in_stages(self, cell: Cell) -> tuple[Measurement, Verdict]:
         """By the cell's baseline, in as many looks as it takes."""

@@ -181,6 +181,7 @@ TESTED_WITH = {
     "examination": "preflight",
     "bisection": "bisect",
     "session": "compare",
+    "bench": "plugin",
     "options": "plugin",
     "settings": "plugin",
     "summary": "plugin",

@@ -17,7 +17,7 @@ from perf.judge.rule import Rule
 from perf.judge.verdict import Course, judge
 from perf.measure.connection import ROOT
 from perf.trials import doubted, everywhere, incomparable, invalid
-from tests.factory import baseline, invariants, measurement, write_text
+from tests.factory import baseline, change_ranks, invariants, measurement, write_text
 from tests.suite_runs import DDP, SINGLE, seed_that_begins_with
 
 
@@ -131,11 +131,10 @@ def test_reference_blames_a_slow_build(recorded, tmp_path):
     assert time_of(verdict).change > 1
 
 
-def test_suite_that_moved_as_a_whole_is_said_once_and_its_size_subtracted(suite_runs):
-    """Five cells, all ten times slower than their baselines."""
+def label_cells(suite_runs, labels, *, factor):
+    """One cell under several labels, each with a baseline of `factor` times its step time; their names."""
     suite_runs.be_recorded()
-    suite_runs.be_steady(SINGLE, factor=0.1)
-    labels = ["a", "b", "c", "d", "e"]
+    suite_runs.be_steady(SINGLE, factor=factor)
     table = suite_runs.matrix.read_text().split("[[cells]]")[1].replace('link = "gloo"', 'link = "gloo"\nlabel = "a"')
     suite_runs.matrix.write_text("".join(f"[[cells]]{table}".replace('"a"', f'"{label}"') for label in labels))
     for kind, path in (
@@ -145,19 +144,51 @@ def test_suite_that_moved_as_a_whole_is_said_once_and_its_size_subtracted(suite_
         for label in labels:
             of_label = replace(baselines.read(path, kind), cell_id=f"{SINGLE}-{label}")
             baselines.write(suite_runs.state / "baselines", of_label)
+    return [f"{SINGLE}-{label}" for label in labels]
+
+
+def in_order(results, names):
+    """When, the index and the cell of each run."""
+    return sorted((run.started_at, run.index, name) for name in names for run in results.runs(name))
+
+
+def test_suite_that_moved_as_a_whole_is_said_once_and_its_size_subtracted(suite_runs):
+    """Five cells, all ten times slower than their baselines."""
+    names = label_cells(suite_runs, "abcde", factor=0.1)
     outcomes = suite_runs.run()
     shift = outcomes.results.shift()
     assert (shift.num_cells, shift.num_suspicious, shift.beside) == (5, 5, None)
     assert 1.5 < shift.change < 3.5
     assert outcomes.text.count("ENVIRONMENT: 5 of 5 cells are suspicious, the median moved +") == 1
     assert "by which the whole suite moved" in outcomes.text
-    names = [f"{SINGLE}-{label}" for label in labels]
-    begun = sorted((run.started_at, run.index, name) for name in names for run in outcomes.results.runs(name))
+    begun = in_order(outcomes.results, names)
     assert begun[0][2] == shift.control
     first_reruns = [name for _, index, name in begun if index >= 3]
     assert first_reruns[0] == shift.control, "measured again before any suspicious cell"
     assert Outcome.ENVIRONMENT in outcomes.by_cell.values()
     assert Outcome.PASS not in outcomes.by_cell.values()
+
+
+def test_control_cell_is_measured_last_and_says_that_the_machine_drifted(suite_runs):
+    """Four cells, all ten times faster than their baselines, so that none is suspicious."""
+    names = label_cells(suite_runs, "abcd", factor=10)
+    outcomes = suite_runs.run("--perf-runs=1")
+    results = outcomes.results
+    assert outcomes.by_cell == dict.fromkeys(names, Outcome.IMPROVED), outcomes.text
+    begun = in_order(results, names)
+    assert len(begun) == 5
+    assert begun[0][2] == begun[-1][2]
+    assert [index for _, index, _ in begun] == [0, 0, 0, 0, 1]
+    last = results.runs(begun[-1][2])[-1]
+    slower = [2 * time_s for time_s in last.step_times_s]
+    results.write_run(change_ranks(last, step_times_s=tuple(slower)))
+    resumed = suite_runs.run("--perf-runs=1", f"--perf-resume={results.folder}")
+    assert len(in_order(results, names)) == 5, "nothing is measured again"
+    shift = results.shift()
+    assert (shift.control, shift.num_suspicious) == (begun[0][2], 0)
+    assert shift.drift > 0.3
+    assert f"{shift.control} moved +" in resumed.text
+    assert outcomes.by_cell == dict.fromkeys(names, Outcome.IMPROVED), "that changes no verdict"
 
 
 def judged_slow():

@@ -211,10 +211,12 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         return
     is_whole = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not session.shouldfail
     try:
-        if is_whole and (failure := trials.look_back()):
-            _warn(session.config, failure)
+        if is_whole:
+            trials.look_back()
     finally:
         trials.suite.close()
+        for remark in trials.remarks:
+            _warn(session.config, remark)
 
 
 def _warn(config: pytest.Config, text: str) -> None:

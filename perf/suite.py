@@ -1,15 +1,15 @@
 """One test run: measures cells into its results folder, recalls their baselines, judges them, keeps their verdicts."""
 
-import contextlib
 import itertools
-import os
 import time
 from collections.abc import Sequence
 
 import msgspec
 
+from perf.arms import Arms
 from perf.budget import Budget
 from perf.facts.cell import Cell, SamplingPlan
+from perf.facts.failure import LaunchError, ReferenceFailure
 from perf.facts.fault import Fault
 from perf.facts.hardware import Machine, Node
 from perf.facts.matrix import obstacle
@@ -23,11 +23,9 @@ from perf.judge.preflight import Doubts, doubts
 from perf.judge.rule import Rule, prior_sd, rule_for
 from perf.judge.verdict import Verdict
 from perf.measure.arm import Arm
-from perf.measure.connection import ROOT
 from perf.measure.evidence import Evidence
 from perf.measure.examination import examine
 from perf.measure.lease import Lease
-from perf.measure.reference import CANDIDATE, Build, opened
 from perf.settings import Settings
 from perf.tell.progress import Progress
 from perf.tell.results import Results
@@ -43,16 +41,8 @@ class Suite:
         self.settings = settings
         self._node = node
         self._progress = progress
-        self._opened = contextlib.ExitStack()
         self._local_baselines = settings.state / "baselines"
-        build = msgspec.structs.replace(CANDIDATE, variables=settings.variables)
-        if settings.candidate is not None:
-            try:
-                build = self._opened.enter_context(opened(settings.candidate, settings.variables))
-            except ValueError as error:
-                raise ValueError(f"--perf-candidate {error}") from None
-        self._candidate = self._arm("candidate", build, fault=settings.fault)
-        self._reference: Arm | None = None
+        self._arms = Arms(settings, node)
         self._made: set[tuple[str, str, int]] = set()
         """Arm, cell and index of the runs of this process: kept whatever they lack, which is for the judge to say."""
         self.results = results
@@ -90,9 +80,11 @@ class Suite:
             LaunchError: a run failed; its process group is gone.
             ValueError: a record of a resumed test run is damaged, or was made with other software.
         """
-        have = {run.index for run in self._finished(self._candidate, cell)}
+        have = {run.index for run in self._finished(self._arms.candidate, cell)}
         free = (index for index in itertools.count() if index not in have)
-        self._make(cell, [(self._candidate, index) for index in itertools.islice(free, max(0, num_runs - len(have)))])
+        self._make(
+            cell, [(self._arms.candidate, index) for index in itertools.islice(free, max(0, num_runs - len(have)))]
+        )
         return self.measured(cell)
 
     def measure_beside(self, cell: Cell, num_pairs: int) -> tuple[Measurement, Measurement]:
@@ -103,24 +95,25 @@ class Suite:
         Raises:
             LaunchError, ValueError: as of `measure`; also where both builds are the same.
         """
-        other = self._reference_arm()
+        other = self._arms.reference()
         paired = {run.index for run in self._finished(other, cell)}
-        alone = {run.index for run in self._finished(self._candidate, cell)} - paired
+        # Half a pair, as an interrupted test run leaves, would get a neighbour from another time: it stays alone.
+        alone = {run.index for run in self._finished(self._arms.candidate, cell)} ^ paired
         free = (index for index in itertools.count() if index not in alone)
         wanted: list[tuple[Arm, int]] = []
         for number, index in enumerate(itertools.islice(free, num_pairs)):
-            pair = [(other, index), (self._candidate, index)]
+            pair = [(other, index), (self._arms.candidate, index)]
             wanted += pair if number % 2 == 0 else reversed(pair)
         self._make(cell, wanted)
         return self.measured(cell), self.referenced(cell)
 
     def measured(self, cell: Cell) -> Measurement:
         """The finished runs of a cell on this build."""
-        return measure(cell, self.plan, self._finished(self._candidate, cell))
+        return measure(cell, self.plan, self._finished(self._arms.candidate, cell))
 
     def referenced(self, cell: Cell) -> Measurement:
         """The finished runs of a cell on the reference build, which is not started for this where there are none."""
-        runs = self._finished(self._reference_arm(), cell) if self.results.reference_runs(cell.id) else []
+        runs = self._finished(self._arms.reference(), cell) if self.results.reference_runs(cell.id) else []
         return measure(cell, msgspec.structs.replace(self.plan, runs=max(1, len(runs))), runs)
 
     def sample(self, cell: Cell, faults: Sequence[Fault | None]) -> list[RunRecord]:
@@ -130,7 +123,7 @@ class Suite:
             LaunchError: a run gave no record.
             ValueError: runs that are kept have another plan or fault, or code or hardware changed since.
         """
-        arm, runs = self._candidate, self.results.samples(cell.id)
+        arm, runs = self._arms.candidate, self.results.samples(cell.id)
         for run in runs:
             self._check_place(arm, run)
             then = run.plan, run.fault
@@ -162,9 +155,10 @@ class Suite:
         self._progress.begin_cell(cell.id, num_runs=0)
         try:
             with Lease(f"profile of {cell.id} of {self.results.folder}", self._progress.wait):
-                for arm in filter(None, (self._candidate, self._reference)):
-                    found.append(arm.profile(cell, self.plan, self._progress.watch, folder))
-                    self.results.write_evidence(arm.name, found[-1])
+                beside = [self._arms.reference()] if self.results.reference_runs(cell.id) else []
+            for arm in (self._arms.candidate, *beside):
+                found.append(arm.profile(cell, self.plan, self._progress.watch, folder))
+                self.results.write_evidence(arm.name, found[-1])
         finally:
             self._progress.end_cell()
         return found
@@ -176,7 +170,7 @@ class Suite:
         """
         with Lease(f"preflight of {self.results.folder}", self._progress.wait):
             for _ in range(PREFLIGHTS):
-                arm, variables = self._candidate, dict(self.settings.variables)
+                arm, variables = self._arms.candidate, dict(self.settings.variables)
                 preflight = examine(arm.launcher, self._node, source=arm.source, variables=variables)
                 found = doubts(preflight, self.store.load_ceilings(preflight.machine))
                 if found == Doubts():
@@ -208,37 +202,7 @@ class Suite:
 
     def close(self) -> None:
         """Ends both servers, and removes what was made for the reference."""
-        self._opened.close()
-
-    def _arm(self, name: str, build: Build, *, fault: Fault | None = None) -> Arm:
-        caches = os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(self.settings.state / "inductor"))
-        arm = Arm(
-            name,
-            build,
-            self._node,
-            caches=caches,
-            deadline_s=self.settings.deadline_s,
-            commit=self.settings.commit if build.source == ROOT else None,
-            fault=fault,
-            proves=self.settings.reference is not None,
-        )
-        self._opened.callback(arm.close)
-        return arm
-
-    def _reference_arm(self) -> Arm:
-        """The reference build, made with the first cell that needs it. Raises ValueError when it is this very build."""
-        if self._reference is None:
-            assert self.settings.reference is not None
-            build = self._opened.enter_context(opened(self.settings.reference))
-            arm = self._arm("reference", build)
-            mine, other = self._candidate.imported, arm.imported
-            if (mine.strategies, mine.torch) == (other.strategies, other.torch) and not self.settings.variables:
-                raise ValueError(
-                    f"both builds import {mine.strategies} and {mine.torch} under the same variables: nothing would be "
-                    "compared with nothing; name another ref, folder or interpreter, or add --perf-ab-env"
-                )
-            self._reference = arm
-        return self._reference
+        self._arms.close()
 
     def _make(self, cell: Cell, wanted: list[tuple[Arm, int]]) -> None:
         """Makes the runs that are not there yet, in this order, while nobody else times anything on this node."""
@@ -252,7 +216,7 @@ class Suite:
             with Lease(f"{cell.id} of {self.results.folder}", self._progress.wait):
                 for arm, index in missing:
                     self._check_software(arm, self._finished(arm, cell))
-                    run = arm.run(cell, index, self.plan, self._progress.watch)
+                    run = self._run(arm, cell, index)
                     self._progress.end_run()
                     self._write(arm, run)
         finally:
@@ -260,9 +224,17 @@ class Suite:
         if self.budget is not None:
             self.budget.took(time.monotonic() - begun)
 
+    def _run(self, arm: Arm, cell: Cell, index: int) -> RunRecord:
+        try:
+            return arm.run(cell, index, self.plan, self._progress.watch)
+        except LaunchError as error:
+            if arm is self._arms.candidate:
+                raise
+            raise ReferenceFailure(f"the {arm.name} gave no record: {error}") from None
+
     def _finished(self, arm: Arm, cell: Cell) -> list[RunRecord]:
         """The whole runs that this test run has. Raises ValueError when code or hardware changed since."""
-        read = self.results.runs if arm is self._candidate else self.results.reference_runs
+        read = self.results.runs if arm is self._arms.candidate else self.results.reference_runs
         made = self._made
         return [run for run in read(cell.id) if (arm.name, cell.id, run.index) in made or self._is_finished(arm, run)]
 
@@ -291,5 +263,5 @@ class Suite:
 
     def _write(self, arm: Arm, run: RunRecord) -> None:
         self._made.add((arm.name, run.cell.id, run.index))
-        write = self.results.write_run if arm is self._candidate else self.results.write_reference_run
+        write = self.results.write_run if arm is self._arms.candidate else self.results.write_reference_run
         write(run)

@@ -11,15 +11,17 @@ from collections.abc import Sequence
 import msgspec
 
 from perf.facts.cell import Cell
-from perf.facts.failure import LaunchError
-from perf.facts.measurement import STEP_TIME, Measurement, is_host_bound, ledgers
+from perf.facts.failure import LaunchError, ReferenceFailure
+from perf.facts.measurement import STEP_TIME, Measurement, disturbances, gaps, is_host_bound, ledgers, measure
 from perf.facts.outcome import Outcome
 from perf.facts.stats import run_level
 from perf.judge.baseline import Baseline, Invariants
 from perf.judge.breaker import LEAST_CELLS, Screen, Shift, drift_of, quietest, tripped
+from perf.judge.circumstances import doubted, everywhere, invalid
+from perf.judge.correctness import differences, intrinsic_errors
 from perf.judge.pairs import confirmed_shift, judge_pairs, reference_errors, unproven
 from perf.judge.preflight import Doubts
-from perf.judge.verdict import Course, Verdict, judge, most_urgent
+from perf.judge.verdict import Course, Verdict, judge
 from perf.suite import Suite
 from perf.tell.explanation import explain
 
@@ -36,6 +38,8 @@ class Trials:
         self._doubts: Doubts | None = None
         self._control: Cell | None = None
         self._is_settled = False
+        self.remarks: list[str] = []
+        """What else the user has to know, in the end."""
 
     def choose_control(self, cells: Sequence[Cell]) -> Cell | None:
         """The cell whose recorded runs differ least: measured first, and again before any suspicious one, or last."""
@@ -67,7 +71,7 @@ class Trials:
             self._failed[cell.id] = error
             return None
         self._note(cell, verdict)
-        if not (verdict.more_runs or verdict.wanted_pairs):
+        if not (verdict.suspicious or verdict.more_runs or verdict.wanted_pairs):
             return None
         suite.results.write_verdict(verdict)
         if suite.budget is not None:
@@ -76,8 +80,8 @@ class Trials:
 
     def postponed(self, cell: Cell) -> str | None:
         """Why the time budget has no place for this cell, or None; one that has been begun is finished."""
-        budget = self.suite.budget
-        if budget is None or cell.id in self._cells or self.suite.results.runs(cell.id):
+        budget, begun = self.suite.budget, cell.id in self._cells or cell.id in self._failed
+        if budget is None or begun or self.suite.results.runs(cell.id):
             return None
         return budget.exceeded_by(cell.id)
 
@@ -91,36 +95,37 @@ class Trials:
             raise error
         self._recall(cell)
         self._doubts_of(cell)
-        measurement, verdict = self._side_by_side(cell) if self.suite.settings.side_by_side else self._in_stages(cell)
+        side_by_side = self.suite.settings.side_by_side
+        try:
+            measurement, verdict = self._side_by_side(cell) if side_by_side else self._in_stages(cell)
+        except ReferenceFailure as error:
+            measurement = self.suite.measured(cell)
+            verdict = Verdict(cell_id=cell.id, outcome=Outcome.INVALID, reasons=(str(error),))
         if verdict.outcome is Outcome.REGRESSED and self.suite.settings.evidence:
             verdict = msgspec.structs.replace(verdict, notes=(*verdict.notes, self._why(cell, measurement)))
         return measurement, verdict
 
-    def look_back(self) -> str | None:
-        """The control cell once more where no suspicious one asked for it, after all others; why it could not be made.
+    def look_back(self) -> None:
+        """The control cell once more, after all others, where no suspicious one asked for it.
 
         No verdict changes; but on a machine that became faster, cells pass that would not have, and the reader has to
         know.
         """
         control, budget = self._control, self.suite.budget
         if control is None or self._is_settled or (budget is not None and budget.exceeded_by(control.id)):
-            return None
+            return
         self._is_settled = True
-        try:
-            drift = self._drift()
-        except (LaunchError, ValueError) as error:
-            return f"{control.id} could not be measured once more, to see whether the machine drifted: {error}"
-        if drift and (shift := tripped(self._screens, control=control.id, drift=drift)):
+        if (drift := self._drift()) and (shift := tripped(self._screens, control=control.id, drift=drift)):
             self.suite.results.write_shift(shift)
-        return None
 
     def _in_stages(self, cell: Cell) -> tuple[Measurement, Verdict]:
         """By the cell's baseline, in as many looks as it takes."""
         suite = self.suite
         measurement = suite.measure(cell, suite.plan.runs)
         verdict = self._judge(cell, measurement)
-        if (verdict.more_runs or verdict.wanted_pairs) and (shift := self._settled()) is not None:
-            if shift.is_the_build:
+        # Also of a resumed cell that has all its runs: the shift that it was judged by holds still.
+        if verdict.suspicious and (shift := self._settled()) is not None:
+            if shift.is_the_build and (verdict.more_runs or verdict.wanted_pairs):
                 return measurement, everywhere(verdict, shift)
             verdict = self._judge(cell, measurement)
         while verdict.more_runs or verdict.wanted_pairs:
@@ -204,7 +209,7 @@ class Trials:
             return
         rule, _ = self.suite.rule(cell, baseline)
         sd = rule.sd_of(baseline.levels)
-        change = math.log1p(times[0].change)
+        change = math.log1p(verdict.looks[0].change if verdict.looks else times[0].change)
         self._screens.append(Screen(cell_id=cell.id, change=change, suspicious=verdict.suspicious, sd=sd))
 
     def _settled(self) -> Shift | None:
@@ -220,16 +225,41 @@ class Trials:
         return self._shift
 
     def _drift(self) -> float:
-        """How far the control cell has moved since it was measured first."""
+        """How far the control cell has moved since it was measured first; 0 where its new runs cannot say."""
         screen = next(
             (screen for screen in self._screens if self._control and screen.cell_id == self._control.id), None
         )
         if screen is None or self._control is None or len(self._screens) < LEAST_CELLS:
             return 0.0
-        num_runs = self.suite.plan.runs
-        runs = self.suite.measure(self._control, 2 * num_runs).runs
+        control, num_runs = self._control, self.suite.plan.runs
+        try:
+            runs = self.suite.measure(control, 2 * num_runs).runs
+        except (LaunchError, ValueError) as error:
+            self._amend(control, Outcome.ERROR, str(error))
+            return 0.0
+        again = measure(control, self.suite.plan, list(runs[num_runs:]))
+        if errors := self._errors(control, again):
+            self._amend(control, Outcome.WRONG, errors[0])
+            return 0.0
+        if faults := gaps(again) + disturbances(again):
+            self.remarks.append(f"whether the machine drifted is not known: {control.id}, measured again: {faults[0]}")
+            return 0.0
         levels = [run_level(run.step_times_s) for run in runs]
         return drift_of(levels[:num_runs], levels[num_runs:], screen.sd)
+
+    def _errors(self, cell: Cell, measurement: Measurement) -> list[str]:
+        """What is wrong with the numbers of these runs."""
+        _, invariants = self._recall(cell)
+        errors = intrinsic_errors(measurement)
+        if errors or invariants is None or gaps(measurement) or invariants.recipe.differences(measurement.recipe):
+            return errors
+        return differences(measurement, invariants)
+
+    def _amend(self, cell: Cell, outcome: Outcome, reason: str) -> None:
+        """Another verdict on a cell that had passed, by later runs of it: it counts for the exit code."""
+        verdict = Verdict(cell_id=cell.id, outcome=outcome, reasons=(f"measured again: {reason}",))
+        self.suite.results.write_verdict(verdict)
+        self.remarks.append(f"{outcome} {cell.id} | {verdict.reasons[0]}")
 
     def _quietest_beside(self) -> float | None:
         """What the quietest cells say of the build, beside the reference; None where that could not be compared."""
@@ -238,47 +268,17 @@ class Trials:
             cell = self._cells[cell_id]
             baseline, invariants = self._recall(cell)
             rule, _ = self.suite.rule(cell, baseline)
-            candidate, reference = self.suite.measure_beside(cell, rule.pairs)
-            verdicts.append(judge_pairs(candidate, reference, baseline, invariants, rule, wanted=rule.pairs))
+            try:
+                candidate, reference = self.suite.measure_beside(cell, rule.pairs)
+            except LaunchError as error:
+                self._amend(cell, Outcome.ERROR, str(error))
+                continue
+            except ReferenceFailure as error:
+                self.remarks.append(f"{cell_id}: {error}")
+                continue
+            verdict = judge_pairs(candidate, reference, baseline, invariants, rule, wanted=rule.pairs)
+            if verdict.outcome is Outcome.WRONG:
+                self._amend(cell, Outcome.WRONG, verdict.reasons[0])
+            verdicts.append(verdict)
         change = confirmed_shift(verdicts)
         return None if change is None else math.log1p(change)
-
-
-def doubted(verdict: Verdict, doubts: Doubts, *, is_host_bound: bool) -> Verdict:
-    """What is said of a cell on a node that is in doubt; a slow host that does not limit the cell is told with it."""
-    if reasons := doubts.of_cell(is_host_bound=is_host_bound):
-        return incomparable(verdict, reasons)
-    aside = (f"a slower host, which this cell does not wait for: {reason}" for reason in doubts.of_host_bound_cells)
-    return msgspec.structs.replace(verdict, notes=(*verdict.notes, *aside))
-
-
-def incomparable(verdict: Verdict, reasons: Sequence[str]) -> Verdict:
-    """What is said of a cell on a node that is slower than its kind: of its times, nothing."""
-    if not verdict.comparisons:
-        return verdict
-    return msgspec.structs.replace(
-        _with_time(verdict, Outcome.ENVIRONMENT), reasons=tuple(f"not comparable: {reason}" for reason in reasons)
-    )
-
-
-def invalid(verdict: Verdict, reasons: Sequence[str]) -> Verdict:
-    """What is said of a cell whose reference is none."""
-    return msgspec.structs.replace(
-        verdict, outcome=Outcome.INVALID, reasons=tuple(reasons), comparisons=(), more_runs=0, wanted_pairs=0
-    )
-
-
-def everywhere(verdict: Verdict, shift: Shift) -> Verdict:
-    """What is said of a suspicious cell when the whole suite became slower with the build."""
-    return msgspec.structs.replace(_with_time(verdict, Outcome.REGRESSED), reasons=(shift.text,))
-
-
-def _with_time(verdict: Verdict, outcome: Outcome) -> Verdict:
-    """The verdict with another outcome of its step time, decided."""
-    comparisons = tuple(
-        msgspec.structs.replace(comparison, outcome=outcome) if comparison.metric == STEP_TIME else comparison
-        for comparison in verdict.comparisons
-    )
-    return msgspec.structs.replace(
-        verdict, outcome=most_urgent(comparisons), comparisons=comparisons, more_runs=0, wanted_pairs=0
-    )

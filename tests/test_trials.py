@@ -12,11 +12,11 @@ from perf.facts.outcome import Outcome
 from perf.judge import baseline as baselines
 from perf.judge.baseline import Baseline, Invariants
 from perf.judge.breaker import Shift
+from perf.judge.circumstances import doubted, everywhere, incomparable, invalid
 from perf.judge.preflight import Doubts
 from perf.judge.rule import Rule
 from perf.judge.verdict import Course, judge
 from perf.measure.connection import ROOT
-from perf.trials import doubted, everywhere, incomparable, invalid
 from tests.factory import baseline, change_ranks, invariants, measurement, write_text
 from tests.suite_runs import DDP, SINGLE, seed_that_begins_with
 

@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+from collections.abc import Collection
 from pathlib import Path
 
 from perf.facts.hardware import Machine, Node
@@ -12,9 +13,16 @@ _PREFIXES = ("NCCL_", "TORCH", "PYTORCH_", "CUDA_", "OMP_", "MKL_", "GLOO_", "KM
 
 
 def environment(
-    machine: Machine, node: Node, software: Software, *, source: "Source", variables: dict[str, str]
+    machine: Machine,
+    node: Node,
+    software: Software,
+    *,
+    source: "Source",
+    variables: dict[str, str],
+    without: Collection[str] = (),
 ) -> Environment:
-    """The environment of a run; `variables` are those that only its ranks get."""
+    """The environment of a run; `variables` are those that only its ranks get, `without` those that they do not."""
+    inherited = {name: value for name, value in telling_variables().items() if name not in without}
     return Environment(
         machine=machine,
         host=platform.node(),
@@ -23,7 +31,7 @@ def environment(
         software=software,
         commit=source.commit,
         dirty=source.dirty,
-        variables=telling_variables() | variables,
+        variables=inherited | variables,
     )
 
 

@@ -32,6 +32,10 @@ class LaunchError(RuntimeError):
         self.kind = kind
 
 
+class ReferenceFailure(RuntimeError):  # noqa: N818 - not an error of what is measured
+    """A run of the reference build gave no record, which says nothing of the candidate."""
+
+
 class RankError(Value, frozen=True, kw_only=True):
     """The exception of one rank, written by that rank."""
 

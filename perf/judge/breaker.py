@@ -52,10 +52,13 @@ class Shift(Value, frozen=True, kw_only=True):
 
     @property
     def size(self) -> float:
-        """Log change that is the machine's: to be taken off every suspicious cell's."""
+        """Log change that is the machine's: to be taken off every suspicious cell's.
+
+        Never below 0: that others became faster makes no cell slower.
+        """
         if self.is_the_build:
             return 0.0
-        return self.change if self.is_common else self.drift
+        return max(0.0, self.change - (self.beside or 0.0) if self.is_common else self.drift)
 
     @property
     def is_the_build(self) -> bool:

@@ -113,6 +113,8 @@ def unproven(candidate: Measurement, reference: Measurement) -> str | None:
     """Why these records do not prove a comparison of two builds, or None."""
     beside = {run.index for run in reference.runs}
     paired = [run for run in candidate.runs if run.index in beside]
+    if not paired:
+        return None  # the test run was interrupted between the two runs of its first pair
     for runs in (paired, reference.runs):
         for run in runs:
             if len({rank.imported for rank in run.ranks}) != 1 or run.ranks[0].imported is None:

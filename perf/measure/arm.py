@@ -54,7 +54,7 @@ class Arm:
         self._deadline_s = deadline_s
         self._proves = proves
         variables = {"TORCHINDUCTOR_CACHE_DIR": caches} | dict(build.variables)
-        self.launcher = Launcher(python=build.python, root=build.root, variables=variables)
+        self.launcher = Launcher(python=build.python, root=build.root, variables=variables, without=build.without)
         self._server_s = 0.0
         self._primed: set[str] = set()
 
@@ -101,8 +101,10 @@ class Arm:
             ranks, teardown_hang = self._launch(cell, plan, fault, listener)
         wall_s = time.monotonic() - begun
         server_s, self._server_s = self.launcher.start_up_s - self._server_s, self.launcher.start_up_s
-        machine = self._node.machine_for(cell)
-        variables = self.variables(cell)
+        machine, variables = self._node.machine_for(cell), self.variables(cell)
+        here = environment(
+            machine, self._node, self.software, source=self.source, variables=variables, without=self._build.without
+        )
         return RunRecord(
             cell=cell,
             plan=plan,
@@ -112,7 +114,7 @@ class Arm:
             wall_s=wall_s,
             server_start_up_s=server_s,
             priming_s=priming_s,
-            environment=environment(machine, self._node, self.software, source=self.source, variables=variables),
+            environment=here,
             ranks=tuple(ranks),
             gpus=gpu_watch.uses(),
             teardown_hang=teardown_hang,

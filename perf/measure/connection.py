@@ -8,6 +8,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,22 +32,24 @@ class Connection:
         python: interpreter of the server; the ranks import its torch.
         root: source tree whose `strategies` and `perf` the ranks import.
         variables: environment variables that must stand before torch is imported.
+        without: names of variables of this process that the server does not get.
 
     Raises:
         LaunchError: the server cannot import what a rank needs.
     """
 
-    def __init__(self, *, python: str, root: Path, variables: dict[str, str]) -> None:
+    def __init__(self, *, python: str, root: Path, variables: dict[str, str], without: Collection[str] = ()) -> None:
         begun = time.monotonic()
         self._pending = b""
         # Asking NVML whether there are GPUs, torch does not touch CUDA, and its children can.
         without_cuda = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+        inherited = {name: value for name, value in os.environ.items() if name not in without}
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
         # In a session of its own, a user's ctrl-C reaches this process alone: the server then ends its ranks in order.
         self._process = subprocess.Popen(
             [python, "-m", "perf.measure.server"],
             cwd=root,
-            env=os.environ | without_cuda | {"PYTHONPATH": python_path(root)} | variables,
+            env=inherited | without_cuda | {"PYTHONPATH": python_path(root)} | variables,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

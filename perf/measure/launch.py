@@ -6,7 +6,7 @@ Never imports torch. A `Launcher` owns one server; two launchers can serve two i
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -60,11 +60,17 @@ class Launcher:
     """
 
     def __init__(
-        self, *, python: str = sys.executable, root: Path = ROOT, variables: dict[str, str] | None = None
+        self,
+        *,
+        python: str = sys.executable,
+        root: Path = ROOT,
+        variables: dict[str, str] | None = None,
+        without: Collection[str] = (),
     ) -> None:
         self._python = python
         self._root = root
         self._variables = variables or {}
+        self._without = without
         self._connection: Connection | None = None
         self.start_up_s = 0.0
         """Seconds that starting servers has taken so far."""
@@ -82,7 +88,9 @@ class Launcher:
         if self._connection is not None and self._connection.is_alive:
             return self._connection
         self.close()
-        self._connection = Connection(python=self._python, root=self._root, variables=self._variables)
+        self._connection = Connection(
+            python=self._python, root=self._root, variables=self._variables, without=self._without
+        )
         self.start_up_s += self._connection.start_up_s
         return self._connection
 

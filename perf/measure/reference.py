@@ -49,6 +49,8 @@ class Build(Value, frozen=True, kw_only=True):
     source: Path
     """The source tree that `strategies` comes from; git is asked for its commit."""
     variables: tuple[tuple[str, str], ...] = ()
+    without: tuple[str, ...] = ()
+    """Names of variables of this process that the build does not get."""
 
 
 CANDIDATE = Build(python=sys.executable, root=ROOT, source=ROOT)
@@ -121,7 +123,6 @@ def _remove(place: Path) -> None:
     if (place / "source").exists():
         _git("worktree", "remove", "--force", str(place / "source"))
     shutil.rmtree(place, ignore_errors=True)
-    _git("worktree", "prune")
 
 
 def _worktree(reference: Reference, place: Path) -> Path:

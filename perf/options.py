@@ -124,6 +124,8 @@ def settings(config: pytest.Config) -> Settings:
     side_by_side = option("perf_ab") is not None or bool(variables)
     if side_by_side and option("perf_runs") != SamplingPlan().runs:
         raise ValueError("--perf-runs says nothing of a comparison side by side; its runs are pairs: --perf-pairs N")
+    if pairs is not None and not side_by_side:
+        raise ValueError("--perf-pairs goes with --perf-ab or --perf-ab-env; else the noise of a cell says how many")
     runs = (pairs or Rule().pairs) if side_by_side else option("perf_runs")
     return Settings(
         matrix=option("perf_matrix"),

@@ -1,5 +1,6 @@
 """The pytest plugin: options, fixtures, and the order in which cells are measured. Thin, on public pytest only."""
 
+import contextlib
 import random
 import time
 from collections.abc import Generator
@@ -23,7 +24,7 @@ from perf.suite import Suite
 from perf.summary import Summary
 from perf.tell.progress import Progress, terminal_console
 from perf.tell.render import line
-from perf.tell.results import Manifest, Results, unused_folder
+from perf.tell.results import Manifest, Results
 from perf.trials import Trials
 
 SETTINGS = pytest.StashKey[Settings]()
@@ -63,8 +64,16 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Tells an xdist worker the folder of this test run, and the order of its cells."""
+    node.config.stash[RESULTS].claim()
     node.workerinput[FOLDER_KEY] = str(node.config.stash[RESULTS].folder)
     node.workerinput[SEED_KEY] = node.config.stash[SEED]
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Leaves no empty folder behind where nothing was measured."""
+    if RESULTS in config.stash and _worker_id(config) is None:
+        with contextlib.suppress(OSError):
+            config.stash[RESULTS].folder.rmdir()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -77,7 +86,9 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     results, settings = config.stash[RESULTS], config.stash[SETTINGS]
     if _worker_id(config) is None and not settings.side_by_side:
         _put_control_first(session, cells)
+    results.claim()
     if results.exists():
+        results.add_cells(cells)
         return
     results.write_manifest(
         Manifest(
@@ -86,6 +97,8 @@ def pytest_runtestloop(session: pytest.Session) -> None:
             matrix=Path(settings.matrix).name,
             plan=settings.plan,
             cells=tuple(cells),
+            beside=settings.beside,
+            side_by_side=settings.side_by_side,
         )
     )
 
@@ -231,11 +244,12 @@ def _results(config: pytest.Config) -> Results:
         return Results(Path(config.workerinput[FOLDER_KEY]))  # type: ignore[attr-defined]
     resumed: Path | None = config.getoption("perf_resume")
     if resumed is None:
-        return Results(unused_folder(config.getoption("perf_results")))
+        return Results.new(config.getoption("perf_results"))
     if config.getoption("perf_selftest"):
         return Results.open_selftest(resumed)
     results = Results.open(resumed)
-    results.check_resumable(config.stash[SETTINGS].plan, config.stash[CELLS])
+    settings = config.stash[SETTINGS]
+    results.check_resumable(settings.plan, config.stash[CELLS], settings.beside)
     return results
 
 

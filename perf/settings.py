@@ -42,3 +42,13 @@ class Settings(Value, frozen=True, kw_only=True):
     """Record a local provisional baseline for a cell that has none."""
     fault: Fault | None = None
     commit: str | None = None
+
+    @property
+    def beside(self) -> str:
+        """Which cells of which build are compared with which, in words; empty: none are."""
+        if self.reference is None:
+            return ""
+        cells = "every cell" if self.side_by_side else "suspicious cells"
+        build = "this checkout" if self.candidate is None else self.candidate.said
+        variables = "".join(f" with {name}={value}" for name, value in self.variables)
+        return f"{cells} of {build}{variables} beside {self.reference.said or 'itself without'}"

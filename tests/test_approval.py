@@ -5,6 +5,7 @@ from msgspec.structs import replace
 
 from perf.facts.fault import Fault, FaultKind
 from perf.facts.measurement import Measurement
+from perf.facts.outcome import Outcome
 from perf.facts.record import LedgerEntry
 from perf.judge.approval import Consent, propose, propose_ceilings, unfit
 from perf.judge.baseline import Baseline, Invariants
@@ -68,6 +69,37 @@ def test_other_recipe_needs_a_reason_and_names_the_difference():
     assert "timed_steps: 20 -> 10" in ask(measurement(), old=old).refusal
     (night,) = ask(measurement(), old=old, consent=WITH_REASON).baseline.nights
     assert night.origin.run_id == RUN
+
+
+def test_invariants_of_another_recipe_need_their_own_consent():
+    """They are every machine's: replaced in silence, nothing would be compared with them any more."""
+    known = invariants()
+    known = replace(known, recipe=replace(known.recipe, timed_steps=20)).sealed()
+    for old in (None, baseline()):
+        assert "--accept-invariants" in ask(measurement(), old=old, known=known, consent=WITH_REASON).refusal
+        consent = Consent(reason="longer runs", accept_invariants=True)
+        assert ask(measurement(), old=old, known=known, consent=consent).invariants.recipe == measurement().recipe
+
+
+def test_nights_under_one_reason_are_one_series():
+    first = ask(other_build(), old=baseline(), known=invariants(), consent=WITH_REASON).baseline
+    other_night = replace(first, nights=(replace(first.nights[0], origin=replace(first.nights[0].origin, run_id="a")),))
+    second = ask(other_build(), old=other_night, known=invariants(), consent=WITH_REASON).baseline
+    assert [night.origin.reason for night in second.nights] == ["torch 2.14", "torch 2.14"]
+
+
+def test_worse_value_is_also_what_the_test_run_called_worse():
+    said = {"baseline": baseline(), "invariants": invariants(), "consent": NOBODY, "rule": Rule()}
+    refused = propose(measurement(step_times_s=(0.102,) * 3), RUN, said=Outcome.REGRESSED, **said)
+    assert "--accept-regression" in refused.refusal
+    assert propose(measurement(step_times_s=(0.102,) * 3), RUN, said=Outcome.PASS, **said).refusal is None
+
+
+@pytest.mark.parametrize(("step_s", "refused"), [(0.107, False), (0.12, True)])
+def test_worse_value_of_a_noisy_cell_is_one_beyond_the_largest_tolerance(step_s, refused):
+    noisy = baseline(nights=((0.06, 0.1, 0.15), (0.07, 0.1, 0.14)))
+    proposal = ask(measurement(step_times_s=(step_s,) * 3), old=noisy, known=invariants())
+    assert (proposal.refusal is not None) is refused
 
 
 def test_worse_value_needs_its_own_consent():

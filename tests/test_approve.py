@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,9 +16,9 @@ from perf.facts.record import RunRecord
 from perf.judge.baseline import Baseline, Invariants, RecordedCeilings, read
 from perf.measure.connection import ROOT
 from perf.tell.results import Manifest, Results
-from strategies.spec import StrategyName
+from strategies.spec import LinkProfile, StrategyName
 from tests import nodes
-from tests.factory import CPU, PLAN, cell, change_ranks, run_record
+from tests.factory import CPU, PLAN, cell, change_ranks, environment, run_record
 from tools.approve import main
 
 DDP, FSDP2 = cell(), cell(StrategyName.FSDP2)
@@ -149,17 +148,41 @@ def test_two_approvals_at_once_lose_no_night(root, tmp_path):
 
 
 def test_kill_in_the_middle_leaves_whole_files(root, tmp_path):
-    """Killed at ever later moments, an approval leaves each file absent or whole."""
-    cells = [replace(of, world_size=world) for of in (DDP, FSDP2) for world in (2, 4, 8)]
+    """Killed after ever more cells, an approval leaves each file absent or whole."""
+    cells = [replace(of, label=label) for of in (DDP, FSDP2) for label in "abcdefghijklmnop"]
     night = results(tmp_path, *cells, ran={of.id: runs_of(of) for of in cells})
-    command = [sys.executable, "-m", "tools.approve", str(night), "--baselines", str(root)]
-    for delay_s in (0.35, 0.4, 0.45, 0.5):
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
-        time.sleep(delay_s)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+    command = [sys.executable, "-u", "-m", "tools.approve", str(night), "--baselines", str(root)]
+    for num_lines in (1, 2, 4):
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
+            assert all(process.stdout.readline() for _ in range(num_lines))
+            os.kill(process.pid, signal.SIGKILL)
+        assert process.returncode == -signal.SIGKILL, "it had not ended"
+        assert len(list(root.rglob("*.json"))) < 2 * len(cells)
         for path in root.rglob("*.json"):
             read(path, Invariants if path.parent.name == "invariants" else Baseline)
+
+
+def test_comparisons_side_by_side_and_their_nodes_are_never_stored(root, one_night, capsys):
+    made = Results(with_preflight(one_night))
+    beside = "every cell of this checkout with NCCL_P2P_DISABLE=1 beside itself without"
+    made.write_manifest(replace(made.manifest(), beside=beside, side_by_side=True))
+    assert approve(root, one_night) == 1
+    assert f"measured {beside}" in capsys.readouterr().out
+    assert files(root) == {}
+
+
+def test_cell_of_a_node_below_its_kind_is_not_stored(root, tmp_path, capsys):
+    of = cell(link=LinkProfile.NATIVE)
+    env = environment(machine=nodes.H200S)
+    runs = [run_record(of, index=index, allocated_bytes=10 * 2**30, env=env) for index in range(3)]
+    night = results(tmp_path, of, ran={of.id: runs})
+    assert approve(root, with_preflight(night)) == 0
+    slower = nodes.preflight(ceilings=nodes.ceilings(gemm_flop_per_s=nodes.rate(500e12)))
+    second = results(tmp_path, of, run_id="2026-11-30", ran={of.id: runs})
+    assert approve(root, with_preflight(second, slower)) == 1
+    assert "the node is not comparable: GEMM" in capsys.readouterr().out
+    (stored,) = root.rglob(f"{nodes.H200S.key}/{of.id}.json")
+    assert len(read(stored, Baseline).nights) == 1
 
 
 CEILINGS = f"ceilings/{nodes.H200S.key}.json"

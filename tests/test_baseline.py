@@ -263,9 +263,17 @@ def test_branches_that_each_add_a_cell_merge_cleanly_and_both_survive(tmp_path):
 
 def test_nights_of_the_same_build_are_told_by_commit_cleanliness_and_versions():
     software = msgspec.structs.replace(origin().software, torch="2.12.0")
-    assert origin().build() == origin("another night", host="node2", date="2026-12-01").build()
+    assert origin().is_continued_by(origin("another night", host="node2", date="2026-12-01"))
     for change in ({"commit": "beef"}, {"dirty": True}, {"software": software}):
-        assert origin(**change).build() != origin().build()
+        assert not origin().is_continued_by(origin(**change))
+
+
+@pytest.mark.parametrize("unknown", [{"dirty": True}, {"commit": None, "dirty": None}])
+def test_only_a_reason_says_that_builds_without_a_commit_of_their_own_are_the_same(unknown):
+    assert not origin(**unknown).is_continued_by(origin(**unknown))
+    assert origin(reason="try 3", **unknown).is_continued_by(origin(reason="try 3", **unknown))
+    assert not origin(reason="try 3", **unknown).is_continued_by(origin(reason="try 4", **unknown))
+    assert not origin().is_continued_by(origin(reason="new bar")), "a new reason begins a series"
 
 
 def test_files_hold_measured_values_and_no_thresholds(stored):

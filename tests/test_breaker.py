@@ -5,7 +5,7 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from perf.judge.breaker import LEAST_CELLS, Screen, drift_of, quietest, tripped
+from perf.judge.breaker import LEAST_CELLS, Screen, Shift, drift_of, quietest, tripped
 
 
 def screens(*changes, suspicious_above=0.015):
@@ -70,3 +70,12 @@ def test_only_a_reference_tells_the_build_from_the_machine(beside, is_the_build,
     shift = replace(tripped(screens(*(0.05,) * 4)), beside=beside)
     assert shift.is_the_build is is_the_build
     assert shift.text.startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("change", "beside", "size"),
+    [(0.025, None, 0.025), (0.025, 0.0, 0.025), (0.025, 0.01, 0.015), (0.025, 0.02, 0.0), (-0.03, None, 0.0)],
+)
+def test_what_is_taken_off_is_the_machines_share_and_never_a_gain(change, beside, size):
+    shift = Shift(num_cells=4, num_suspicious=4, change=change, beside=beside)
+    assert shift.size == pytest.approx(size)

@@ -41,6 +41,8 @@ def test_collection_names_every_cell_and_writes_nothing(suite_runs):
         ("--perf-ab-env=NAME", "--perf-ab-env NAME: write NAME=VALUE"),
         ("--perf-candidate=HEAD", "--perf-candidate goes with --perf-ab"),
         ("--perf-pairs=0", "--perf-pairs 0: must be at least 1"),
+        ("--perf-pairs=4", "--perf-pairs goes with --perf-ab or --perf-ab-env"),
+        ("--perf-pairs=4 --perf-reference=HEAD", "--perf-pairs goes with --perf-ab or --perf-ab-env"),
         ("--perf-ab-env=A=B --perf-runs=5", "its runs are pairs: --perf-pairs N"),
         ("--perf-soak=0", "--perf-soak 0: must be at least 1 timed step"),
         ("--perf-time-budget=soon", "time budget 'soon': write 2h"),

@@ -126,11 +126,12 @@ def test_run_ids_sort_by_time_and_are_file_names():
 
 def test_test_runs_of_the_same_second_get_folders_of_their_own(tmp_path, monkeypatch):
     monkeypatch.setattr(room, "new_run_id", lambda: "2026-11-29T14-03-22")
-    names = []
-    for _ in range(3):
-        folder = room.unused_folder(tmp_path)
-        folder.mkdir()
-        names.append(folder.name)
+    begun = [Results.new(tmp_path) for _ in range(3)]
+    assert not list(tmp_path.iterdir()), "nothing is made before it is needed"
+    for _ in range(2):
+        for results in begun:
+            results.claim()
+    names = [results.folder.name for results in begun]
     assert names == ["2026-11-29T14-03-22", "2026-11-29T14-03-22-2", "2026-11-29T14-03-22-3"]
 
 

@@ -80,8 +80,9 @@ def test_comparison_side_by_side_interleaves_two_builds_and_proves_it(recorded, 
     assert mine[0].ranks[0].imported.digest != other[0].ranks[0].imported.digest
 
 
-def test_variable_on_and_off_are_compared_on_one_build(recorded):
+def test_variable_on_and_off_are_compared_on_one_build(recorded, monkeypatch):
     options = ("--perf-ab-env=OMP_DYNAMIC=TRUE", "--perf-pairs=1", "--perf-plant=slow_step=4", "--perf-commit=said")
+    monkeypatch.setenv("OMP_DYNAMIC", "TRUE")  # of the shell: off has to be off all the same
     outcomes = recorded.run("-k", "ddp", *options, evidence=True)
     assert outcomes.by_cell == {DDP: Outcome.REGRESSED}, outcomes.text
     runs = [*outcomes.results.runs(DDP), *outcomes.results.reference_runs(DDP)]
@@ -101,9 +102,9 @@ def test_same_build_under_another_name_is_refused(recorded, tmp_path):
     (tmp_path / "link").symlink_to(ROOT / "strategies")
     (tmp_path / "same").mkdir()
     (tmp_path / "same" / "strategies").symlink_to(ROOT / "strategies")
-    outcomes = recorded.run("-k", "ddp", f"--perf-ab={tmp_path / 'same'}", "--perf-pairs=1")
-    assert outcomes.by_cell == {DDP: Outcome.ERROR}
-    assert "nothing would be compared with nothing" in outcomes.text
+    outcomes = recorded.run(f"--perf-ab={tmp_path / 'same'}", "--perf-pairs=1")
+    assert outcomes.by_cell == {DDP: Outcome.ERROR, SINGLE: Outcome.ERROR}
+    assert outcomes.text.count("nothing would be compared with nothing") >= 2
     assert not outcomes.results.runs(DDP)
 
 
@@ -167,6 +168,22 @@ def test_suite_that_moved_as_a_whole_is_said_once_and_its_size_subtracted(suite_
     assert first_reruns[0] == shift.control, "measured again before any suspicious cell"
     assert Outcome.ENVIRONMENT in outcomes.by_cell.values()
     assert Outcome.PASS not in outcomes.by_cell.values()
+
+
+@pytest.mark.long
+def test_slower_everywhere_is_asked_why_in_every_cell(suite_runs, tmp_path):
+    """Also in those that were not compared with the reference."""
+    names = label_cells(suite_runs, "abcde", factor=0.1)
+    shutil.copytree(ROOT / "strategies", tmp_path / "same" / "strategies")
+    reference = f"--perf-reference={tmp_path / 'same'}"
+    outcomes = suite_runs.run(reference, "--perf-plant=slow_step=4", evidence=True)
+    assert outcomes.by_cell == dict.fromkeys(names, Outcome.REGRESSED), outcomes.text
+    assert "SLOWER EVERYWHERE" in outcomes.text
+    compared = [name for name in names if outcomes.results.reference_runs(name)]
+    assert len(compared) == 4
+    for name in names:
+        assert outcomes.results.explanation(name)
+        assert (outcomes.results.evidence(name, "reference") is not None) is (name in compared)
 
 
 def test_control_cell_is_measured_last_and_says_that_the_machine_drifted(suite_runs):

@@ -15,13 +15,13 @@ import numpy as np
 from filelock import FileLock
 
 from perf.facts import jsonfile
-from perf.facts.measurement import PEAK_ALLOCATED, STEP_TIME, Measurement
+from perf.facts.measurement import PEAK_ALLOCATED, STEP_TIME, Measurement, is_host_bound
 from perf.facts.rates import KINDS
 from perf.judge import baseline as baselines
 from perf.judge.approval import Consent, Proposal, propose, propose_ceilings
 from perf.judge.baseline import Baseline, Invariants, RecordedCeilings, Store
-from perf.judge.preflight import Preflight
-from perf.judge.rule import Rule
+from perf.judge.preflight import Doubts, Preflight, doubts
+from perf.judge.rule import OVERRIDES, overrides, prior_sd, rule_for
 from perf.settings import BASELINES, LOCAL_BASELINES
 from perf.tell.render import percent, quantity
 from perf.tell.results import Results
@@ -61,6 +61,13 @@ def _approve(results: Results, root: Path, consent: Consent, invariants_only: bo
     manifest, store, refused = results.manifest(), Store(root), False
     measurements = {measurement.cell.id: measurement for measurement in results.measurements()}
     print(f"{manifest.run_id}:")
+    if manifest.side_by_side:
+        print(f"  refused    all: measured {manifest.beside}; a baseline is of this checkout alone")
+        return True
+    preflight = None if invariants_only else results.preflight()
+    in_doubt = Doubts() if preflight is None else doubts(preflight, store.load_ceilings(preflight.machine))
+    said = {verdict.cell_id: verdict.outcome for verdict in results.verdicts()}
+    chosen = overrides(root / OVERRIDES)
     for cell in manifest.cells:
         measurement = measurements.get(cell.id)
         if measurement is None:
@@ -68,9 +75,21 @@ def _approve(results: Results, root: Path, consent: Consent, invariants_only: bo
             continue
         old = None if invariants_only else store.load(cell, measurement.runs[-1].environment.machine)
         old_invariants = store.load_invariants(cell)
+        machine = measurement.runs[-1].environment.machine
+        rule, _ = rule_for(cell.id, "default", old, chosen, prior_sd(store, machine))
         proposal = propose(
-            measurement, manifest.run_id, baseline=old, invariants=old_invariants, consent=consent, rule=Rule()
+            measurement,
+            manifest.run_id,
+            baseline=old,
+            invariants=old_invariants,
+            consent=consent,
+            rule=rule,
+            said=said.get(cell.id),
         )
+        doubted = in_doubt.of_cell(is_host_bound=is_host_bound(measurement)) if machine.is_gpu else ()
+        if doubted and not consent.accept_regression:
+            refusal = f"the node is not comparable: {doubted[0]}; if meant: --accept-regression --reason ..."
+            proposal = Proposal(cell_id=cell.id, refusal=refusal)
         if proposal.refusal:
             refused = True
             print(f"  refused    {cell.id}: {proposal.refusal}")
@@ -78,7 +97,6 @@ def _approve(results: Results, root: Path, consent: Consent, invariants_only: bo
         changed = _store(root, proposal, old, old_invariants, invariants_only)
         what = "invariants" if invariants_only else f"{proposal.summary}{_values(measurement, old)}"
         print(f"  {'stored' if changed else 'unchanged':<10} {cell.id}: {what}")
-    preflight = None if invariants_only else results.preflight()
     if preflight is not None and _approve_ceilings(preflight, manifest.run_id, root, consent):
         refused = True
     return refused

@@ -7,6 +7,7 @@ from perf.facts.measurement import (
     PEAK_ALLOCATED,
     PEAK_RESERVED,
     PEAK_RESIDENT,
+    STEP_TIME,
     Measurement,
     disturbances,
     gaps,
@@ -54,29 +55,42 @@ def propose(
     invariants: Invariants | None,
     consent: Consent,
     rule: Rule,
+    said: Outcome | None = None,
 ) -> Proposal:
     """The next baseline and invariants of a cell.
 
     A night of the same build and recipe is appended. Anything else starts a new series and needs a reason; a worse
-    value needs `accept_regression`, changed invariants need `accept_invariants`. What is wrong by itself is never
-    stored.
+    value needs `accept_regression`, changed invariants and those of another recipe, which all machines share, need
+    `accept_invariants`. What is wrong by itself is never stored.
+
+    Args:
+        rule: of the cell.
+        said: what the test run said of the cell, perhaps by a stricter rule.
     """
     cell_id = measurement.cell.id
     if reason := unfit(measurement):
         return Proposal(cell_id=cell_id, refusal=reason)
     origin = origin_of(measurement.runs[-1], run_id, consent.reason)
     new_invariants = invariants_of(measurement, origin)
-    if invariants is not None and not invariants.recipe.differences(measurement.recipe):
-        if not (changed := differences(measurement, invariants)):
+    if invariants is not None:
+        if changed := _changes(measurement, invariants):
+            if not consent.accept_invariants:
+                return Proposal(cell_id=cell_id, refusal=f"{changed[0]}; if meant: --accept-invariants --reason ...")
+        else:
             new_invariants = invariants
-        elif not consent.accept_invariants:
-            return Proposal(cell_id=cell_id, refusal=f"{changed[0]}; if meant: --accept-invariants --reason ...")
     if baseline is None:
         first = _series(measurement, (night_of(measurement, origin),))
         return Proposal(cell_id=cell_id, baseline=first, invariants=new_invariants, summary="first baseline")
     if any(night.origin.run_id == run_id for night in baseline.nights):
         return Proposal(cell_id=cell_id, summary="recorded already")
-    return _continue(measurement, origin, baseline, new_invariants, consent, rule)
+    return _continue(measurement, origin, baseline, new_invariants, consent, rule, said)
+
+
+def _changes(measurement: Measurement, invariants: Invariants) -> list[str]:
+    """What the recorded invariants are not, in words."""
+    if other := invariants.recipe.differences(measurement.recipe):
+        return [f"the invariants, which all machines share, were recorded with another recipe: {'; '.join(other)}"]
+    return differences(measurement, invariants)
 
 
 def unfit(measurement: Measurement) -> str | None:
@@ -211,18 +225,15 @@ def _continue(
     invariants: Invariants,
     consent: Consent,
     rule: Rule,
+    said: Outcome | None,
 ) -> Proposal:
     cell_id = measurement.cell.id
     other_recipe = baseline.recipe.differences(measurement.recipe)
-    if not other_recipe:
-        verdict = judge(measurement, baseline, invariants, rule)
-        if verdict.outcome is Outcome.REGRESSED and not consent.accept_regression:
-            return Proposal(
-                cell_id=cell_id, refusal="worse than the baseline; if meant: --accept-regression --reason ..."
-            )
+    is_asked = not other_recipe and not consent.accept_regression
+    if is_asked and (said is Outcome.REGRESSED or _is_worse(measurement, baseline, invariants, rule)):
+        return Proposal(cell_id=cell_id, refusal="worse than the baseline; if meant: --accept-regression --reason ...")
     night = night_of(measurement, origin)
-    same_build = baseline.nights[-1].origin.build() == origin.build()
-    if same_build and not other_recipe and consent.reason is None:
+    if not other_recipe and baseline.nights[-1].origin.is_continued_by(origin):
         nights, summary = (*baseline.nights, night), f"night {len(baseline.nights) + 1} of the series"
     elif consent.reason:
         nights, summary = (night,), f"new series: {consent.reason}"
@@ -232,6 +243,14 @@ def _continue(
             cell_id=cell_id, refusal=f"another {what} than the baseline's; to start a new series: --reason ..."
         )
     return Proposal(cell_id=cell_id, baseline=_series(measurement, nights), invariants=invariants, summary=summary)
+
+
+def _is_worse(measurement: Measurement, baseline: Baseline, invariants: Invariants, rule: Rule) -> bool:
+    """By the rule; where runs are too far apart for it, by the largest tolerance that it knows."""
+    verdict = judge(measurement, baseline, invariants, rule)
+    if verdict.outcome is not Outcome.NOISY:
+        return verdict.outcome is Outcome.REGRESSED
+    return any(row.metric == STEP_TIME and row.change > rule.cap for row in verdict.comparisons)
 
 
 def _series(measurement: Measurement, nights: tuple[Night, ...]) -> Baseline:

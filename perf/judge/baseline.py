@@ -52,9 +52,17 @@ class Origin(Value, frozen=True, kw_only=True):
     variables: dict[str, str]
     reason: str | None = None
 
-    def build(self) -> tuple[str | None, bool | None, Software]:
-        """What makes two test runs nights of the same build."""
-        return self.commit, self.dirty, self.software
+    def is_continued_by(self, other: "Origin") -> bool:
+        """Whether two test runs are nights of one build.
+
+        Uncommitted changes can be any, and so can a tree without a commit: of such a build, only the reason can say
+        that it is the same; and a reason that was not given before begins a series.
+        """
+        if (self.commit, self.dirty, self.software) != (other.commit, other.dirty, other.software):
+            return False
+        if other.reason is None and (self.commit is None or self.dirty):
+            return False
+        return other.reason is None or other.reason == self.reason
 
 
 class BaselineRun(Value, frozen=True, kw_only=True):
@@ -92,7 +100,7 @@ class Baseline(Sealed, frozen=True, kw_only=True):
 
     @property
     def levels(self) -> tuple[float, ...]:
-        """Log of the median step time of each run."""
+        """Log of the step time of each run."""
         return tuple(stats.run_level(run.step_times_s) for run in self.runs)
 
     @property

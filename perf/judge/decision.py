@@ -176,7 +176,7 @@ class Judge:
         return self._rule.needed(self._sd, num_runs, self._num_baseline)
 
     def _found_by(self, num_runs: int) -> float:
-        return self._tolerance(num_runs) + NINE_IN_TEN * self._error(num_runs)
+        return at_least(self._tolerance(num_runs), self._old, self._rule) + NINE_IN_TEN * self._error(num_runs)
 
     def _tolerance(self, num_runs: int) -> float:
         return self._rule.tolerance(self._sd, num_runs, self._num_baseline)
@@ -187,7 +187,7 @@ class Judge:
             old_level=self._old,
             new_level=self._old + self._change(num_runs),
             standard_error=self._error(num_runs),
-            tolerance=self._tolerance(num_runs),
+            tolerance=at_least(self._tolerance(num_runs), self._old, self._rule),
             sensitivity=self._found_by(num_runs) if self._finds is None else self._finds,
             suspicious=self._suspicious,
             looks=tuple(self._looks),
@@ -222,9 +222,14 @@ def compare_pairs(pairs: Sequence[Pair], sd: float, rule: Rule) -> Decision:
         old_level=old,
         new_level=old + change,
         standard_error=error,
-        tolerance=tolerance,
-        sensitivity=tolerance + NINE_IN_TEN * error,
+        tolerance=at_least(tolerance, old, rule),
+        sensitivity=at_least(tolerance, old, rule) + NINE_IN_TEN * error,
     )
+
+
+def at_least(tolerance: float, old_level: float, rule: Rule) -> float:
+    """The tolerance that is in force, as a fraction: of a short step, the least absolute difference is more."""
+    return max(tolerance, rule.least_difference_s / math.exp(old_level))
 
 
 def exceeds(old_level: float, change: float, limit: float, *, least_s: float, sign: int = 1) -> bool:

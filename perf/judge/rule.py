@@ -1,6 +1,7 @@
 """The numbers of the decision: presets, and what overrides them for some cells, for a stated reason."""
 
 import fnmatch
+import math
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,6 +68,12 @@ class Rule(Value, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 0 <= self.floor <= self.cap < 1:
             raise ValueError(f"tolerances of step time need 0 <= floor {self.floor} <= cap {self.cap} < 1")
+        if odd := [name for name in self.__struct_fields__ if not math.isfinite(getattr(self, name))]:
+            raise ValueError(f"{odd[0]} {getattr(self, odd[0])} is no number that anything can be held to")
+        if not 0 < self.suspicious_share <= 1:
+            raise ValueError(
+                f"suspicious_share {self.suspicious_share}: a share of the tolerance, above 0 and at most 1"
+            )
         if negative := [name for name in self.__struct_fields__ if getattr(self, name) < 0]:
             raise ValueError(f"a tolerance cannot be negative: {negative[0]} {getattr(self, negative[0])}")
         if few := [name for name in ("pairs", "noisy_pairs", "most_looks") if getattr(self, name) < 1]:

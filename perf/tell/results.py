@@ -11,11 +11,14 @@ preflight.json, of the node before the first cell
 """
 
 import contextlib
+import itertools
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar
+
+import msgspec
 
 from perf.facts import jsonfile
 from perf.facts.cell import Cell, SamplingPlan
@@ -45,6 +48,10 @@ class Manifest(Value, frozen=True, kw_only=True):
     plan: SamplingPlan
     cells: tuple[Cell, ...]
     """All selected cells, also those that cannot run here."""
+    beside: str = ""
+    """Which cells of which build were compared with which, in words; empty: none were."""
+    side_by_side: bool = False
+    """Whether every cell was, and none with its baseline."""
 
 
 def new_run_id(now: datetime | None = None) -> str:
@@ -55,13 +62,6 @@ def new_run_id(now: datetime | None = None) -> str:
 def shown(folder: Path) -> str:
     """The folder as a user would type it."""
     return str(folder.relative_to(Path.cwd())) if folder.is_relative_to(Path.cwd()) else str(folder)
-
-
-def unused_folder(root: Path) -> Path:
-    """A folder for a new test run below `root`; two that begin in the same second get two."""
-    run_id = new_run_id()
-    names = (run_id, *(f"{run_id}-{number}" for number in range(2, 1000)))
-    return next(root / name for name in names if not (root / name).exists())
 
 
 def gather(parts: Sequence["Results"], into: Path) -> "Results":
@@ -97,6 +97,8 @@ def gather(parts: Sequence["Results"], into: Path) -> "Results":
         matrix=", ".join(matrices),
         plan=manifests[0].plan,
         cells=tuple({cell.id: cell for manifest in manifests for cell in manifest.cells}.values()),
+        beside="; ".join({manifest.beside: None for manifest in manifests if manifest.beside}),
+        side_by_side=any(manifest.side_by_side for manifest in manifests),
     )
     gathered.write_manifest(whole)
     return gathered
@@ -107,6 +109,25 @@ class Results:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._is_claimed = True
+
+    @classmethod
+    def new(cls, root: Path) -> "Results":
+        """Of a test run that begins; nothing is written before `claim`."""
+        results = cls(root / new_run_id())
+        results._is_claimed = False
+        return results
+
+    def claim(self) -> None:
+        """Makes the folder of a new test run. Of two that began in the same second, one takes the next name."""
+        run_id = self.folder.name
+        numbers = itertools.count(2)
+        while not self._is_claimed:
+            try:
+                self.folder.mkdir(parents=True)
+                self._is_claimed = True
+            except FileExistsError:
+                self.folder = self.folder.parent / f"{run_id}-{next(numbers)}"
 
     @classmethod
     def open(cls, folder: Path) -> "Results":
@@ -125,9 +146,12 @@ class Results:
     def exists(self) -> bool:
         return (self.folder / MANIFEST).is_file()
 
-    def check_resumable(self, plan: SamplingPlan, cells: tuple[Cell, ...]) -> None:
+    def check_resumable(self, plan: SamplingPlan, cells: tuple[Cell, ...], beside: str = "") -> None:
         """Raises ValueError when a test run of this plan and these cells cannot go on in this folder."""
         manifest = self.manifest()
+        if manifest.beside != beside:
+            then, now = (text or "with nothing beside" for text in (manifest.beside, beside))
+            raise ValueError(f"{self.folder} was measured {then}, not {now}; start a new test run")
         if manifest.plan != plan:
             raise ValueError(f"{self.folder} was measured with {manifest.plan}, not with {plan}; start a new test run")
         known = {cell.id: cell for cell in cells}
@@ -142,6 +166,13 @@ class Results:
 
     def write_manifest(self, manifest: Manifest) -> None:
         jsonfile.write(self.folder / MANIFEST, manifest)
+
+    def add_cells(self, cells: Iterable[Cell]) -> None:
+        """Of a test run that goes on with more of them."""
+        manifest = self.manifest()
+        known = {cell.id: cell for cell in (*manifest.cells, *cells)}
+        if len(known) > len(manifest.cells):
+            self.write_manifest(msgspec.structs.replace(manifest, cells=tuple(known.values())))
 
     def write_preflight(self, preflight: Preflight) -> Path:
         jsonfile.write(self.folder / PREFLIGHT, preflight)

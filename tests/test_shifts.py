@@ -1,0 +1,135 @@
+"""Room perf/trials.py where everything moves: shifts, drift, failures, resumed test runs; with scripted step times."""
+
+import pytest
+
+from perf.facts.failure import FailureKind, LaunchError
+from tests.factory import run_record
+from tests.scripted_suite import RECORDED_S, ScriptedRun, alone, labelled
+
+pytestmark = pytest.mark.usefixtures("alone")
+__all__ = ["alone"]
+CRASH = LaunchError(FailureKind.CRASH, "rank 0: KeyError: 'ep'")
+QUIET = dict.fromkeys("abcdef", "PASS")
+
+
+def slower(percent):
+    return RECORDED_S * (1 + percent / 100)
+
+
+@pytest.mark.parametrize("outlier", ["a", "b"])
+def test_resumed_test_run_says_what_it_said_before(tmp_path, outlier):
+    """The suite moved by 2 %, one cell by 4.2 %: less the shift, that is no regression, today and when resumed."""
+    script = lambda label, _: slower(4.2 if label == outlier else 2.0)  # noqa: E731
+    first = ScriptedRun(tmp_path, labelled(8), script)
+    outcomes = first.go()
+    assert outcomes[outlier] == "ENVIRONMENT"
+    resumed = ScriptedRun(tmp_path, labelled(8), script)
+    assert resumed.go() == outcomes
+    assert resumed.candidate.made == []
+
+
+@pytest.mark.parametrize("reference", [None, lambda *_: slower(0)], ids=["alone", "beside a good build"])
+def test_cell_that_stayed_is_not_red_where_others_became_faster(tmp_path, reference):
+    def script(label, index):
+        if label != "f":
+            return slower(-3)
+        return slower(1.6 if index < 3 else 0.2)
+
+    run = ScriptedRun(tmp_path, labelled(6), script, reference=reference)
+    assert run.go() == dict.fromkeys("abcde", "IMPROVED") | {"f": "PASS"}
+    assert run.results.shift().change < -0.02, "it is told all the same"
+
+
+def test_machine_that_recovered_makes_no_cell_red(tmp_path):
+    script = lambda label, index: slower((2.0 if label == "h" else 1.2) if index < 3 else -0.5)  # noqa: E731
+    run = ScriptedRun(tmp_path, labelled(8), script)
+    assert set(run.go().values()) == {"PASS"}
+    assert run.results.shift().drift < -0.015
+
+
+def test_whole_suite_that_is_slower_beside_the_reference_is_red_and_asks_why(tmp_path):
+    """Also the cells that were not among the quiet ones which asked the reference."""
+    run = ScriptedRun(tmp_path, labelled(6), lambda *_: slower(6), reference=lambda *_: slower(0))
+    assert set(run.go().values()) == {"REGRESSED"}
+    beside = {label for label, _ in run.reference.made}
+    assert len(beside) == 4
+    asked = [cell for cell in run.cells if run.results.reference_runs(cell.id)]
+    assert {cell.label for cell in asked} == beside
+
+
+def test_failure_is_told_although_no_time_is_left(tmp_path):
+    """A hang takes the whole budget, and is no cell for which there was no time."""
+
+    def script(label, _):
+        if label == "b":
+            run.suite.budget._begun -= 1000
+            raise CRASH
+        return slower(0)
+
+    run = ScriptedRun(tmp_path, labelled(3), script, time_budget_s=600.0)
+    assert run.go() == {"a": "PASS", "b": "ERROR", "c": "NOT_RUN"}
+
+
+def test_reference_that_fails_is_no_error_of_the_candidate(tmp_path):
+    def broken(*_):
+        raise CRASH
+
+    script = lambda label, _: slower(1.7 if label == "a" else 0)  # noqa: E731
+    run = ScriptedRun(tmp_path, labelled(3), script, reference=broken)
+    assert run.go() == {"a": "INVALID", "b": "PASS", "c": "PASS"}
+    verdict = run.results.verdicts()[0]
+    assert verdict.reasons[0].startswith("the reference gave no record: CRASH: rank 0: KeyError: 'ep'")
+
+
+def control_of(tmp_path):
+    """Label of the cell that a test run of four measures first and last."""
+    return ScriptedRun(tmp_path / "asked", labelled(4), lambda *_: slower(0)).trials.choose_control(labelled(4)).label
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome", "says"),
+    [
+        ({"losses": (None,) * 15}, "WRONG", "WRONG ddp-tiny-eager-w2-gloo"),
+        ({"losses": tuple(1.01 * loss for loss in run_record().ranks[0].losses)}, "WRONG", "measured again: "),
+        ({"step_times_s": (0.11,) * 4}, "PASS", "whether the machine drifted is not known"),
+    ],
+    ids=["not finite", "another curve", "cut off"],
+)
+def test_control_cell_that_is_wrong_when_measured_again_is_said_to_be(tmp_path, changes, outcome, says):
+    label = control_of(tmp_path)
+    run = ScriptedRun(tmp_path, labelled(4), lambda *_: slower(0))
+    run.candidate.changes = {(label, index): changes for index in (3, 4, 5)}
+    assert run.go() == dict.fromkeys("abcd", "PASS") | {label: outcome}
+    (remark,) = run.trials.remarks
+    assert says in remark
+    assert run.results.shift() is None
+
+
+def test_control_cell_that_fails_when_measured_again_is_an_error_of_its_own(tmp_path):
+    """The suspicious cell that made it run again is judged on."""
+    label = control_of(tmp_path)
+    suspicious = next(cell.label for cell in labelled(4) if cell.label != label)
+
+    def script(of, index):
+        if of == label and index >= 3:
+            raise CRASH
+        return slower(4 if of == suspicious else 0)
+
+    run = ScriptedRun(tmp_path, labelled(4), script)
+    outcomes = run.go()
+    assert outcomes[label] == "ERROR"
+    assert outcomes[suspicious] == "REGRESSED"
+    assert "KeyError: 'ep'" in run.trials.remarks[0]
+
+
+def test_half_a_pair_is_left_alone_when_a_test_run_goes_on(tmp_path):
+    """Interrupted between the two runs of a pair: their neighbours in time are gone."""
+    script = lambda label, _: slower(1.7 if label == "a" else 0)  # noqa: E731
+    begun = ScriptedRun(tmp_path, labelled(3), script, reference=script)
+    for cell in begun.cells:
+        begun.suite.measure(cell, 6)
+    begun.suite._write(begun.reference, begun.reference.run(begun.cells[0], 6))
+    resumed = ScriptedRun(tmp_path, labelled(3), script, reference=script)
+    assert set(resumed.go().values()) == {"PASS"}
+    pairs = [("a", index) for index in (7, 8, 9, 10)]
+    assert (resumed.reference.made, resumed.candidate.made) == (pairs, pairs)

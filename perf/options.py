@@ -9,7 +9,7 @@ from perf.budget import seconds
 from perf.facts.cell import SamplingPlan
 from perf.facts.fault import Fault
 from perf.facts.matrix import NAMED
-from perf.facts.outcome import FAILURES, VERDICTS, Outcome
+from perf.facts.outcome import FAILURES, MEASURED, VERDICTS, Outcome
 from perf.judge.rule import OVERRIDES, PRESETS, RUNS_A_LOOK, Rule, overrides
 from perf.judge.selftest import SLOWDOWNS
 from perf.measure.connection import ROOT
@@ -84,8 +84,10 @@ def _add_comparisons(add: Callable[..., None]) -> None:
     )
     add("--perf-pairs", type=int, metavar="N", help="pairs of a comparison side by side (default: by the cell's noise)")
     add("--perf-no-evidence", action="store_true", help="do not run regressed cells once more under a profiler")
+    add("--perf-profile", action="store_true", help="run each cell once more under a profiler, not only regressed ones")
     add("--perf-time-budget", metavar="TIME", help="such as 2h: cells that would not fit any more are NOT_RUN")
     add("--perf-seed", type=int, metavar="N", help="of the random order of the cells (default: another one each time)")
+    add("--perf-in-order", action="store_true", help="measure the cells in the order of the matrix")
     add("--perf-soak", type=int, metavar="N", help="one long run of N timed steps for each cell")
     add("--perf-selftest", action="store_true", help="measure the gate itself: how often is it red, by what is planted")
     add(
@@ -139,7 +141,8 @@ def settings(config: pytest.Config) -> Settings:
         state=option("perf_state"),
         deadline_s=timeout_s,
         preset=preset,
-        evidence=not option("perf_no_evidence"),
+        evidence=_evidence(config),
+        in_order=option("perf_in_order"),
         overrides=overrides(option("perf_baselines") / OVERRIDES),
         reference=reference,
         candidate=_candidate(config),
@@ -153,6 +156,14 @@ def settings(config: pytest.Config) -> Settings:
     )
 
 
+def _evidence(config: pytest.Config) -> frozenset[Outcome]:
+    """Outcomes that are asked why."""
+    never, always = config.getoption("perf_no_evidence"), config.getoption("perf_profile")
+    if never and always:
+        raise ValueError("--perf-profile runs every cell under a profiler, --perf-no-evidence none; give one of them")
+    return MEASURED if always else frozenset() if never else frozenset({Outcome.REGRESSED})
+
+
 def selftest(config: pytest.Config) -> tuple[tuple[float, ...], int]:
     """Slowdowns to plant, and in how many runs each. Raises ValueError for what cannot be meant."""
     text, num_runs = config.getoption("perf_selftest_slowdowns"), config.getoption("perf_selftest_runs")
@@ -164,7 +175,10 @@ def selftest(config: pytest.Config) -> tuple[tuple[float, ...], int]:
         raise ValueError(f"--perf-selftest-slowdowns {text}: write fractions above 0, such as 0.01,0.03")
     if num_runs < RUNS_A_LOOK:
         raise ValueError(f"--perf-selftest-runs {num_runs}: must be at least {RUNS_A_LOOK}")
-    if (num_steps := config.getoption("perf_steps")) < 2:
+    asked = config.getoption("perf_selftest")
+    if asked and config.getoption("perf_plant"):
+        raise ValueError("--perf-plant: a self-test plants its own faults, and needs runs without any; leave it away")
+    if asked and (num_steps := config.getoption("perf_steps")) < 2:
         raise ValueError(
             f"--perf-steps {num_steps}: a self-test needs at least 2 timed steps, to tell their noise from that of runs"
         )

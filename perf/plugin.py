@@ -114,7 +114,7 @@ def _put_control_first(session: pytest.Session, cells: list[Cell]) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Cells in a random order, so that what drifts while they are measured does not meet the same ones each time."""
-    if config.option.collectonly:
+    if config.option.collectonly or config.stash[SETTINGS].in_order:
         return
     places = [place for place, item in enumerate(items) if cell_of(item) is not None]
     measuring = [items[place] for place in places]
@@ -132,7 +132,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> str | list[str]:
     """How to have the same order again, where there are cells to order."""
-    ordered = not config.option.collectonly and any(cell_of(item) is not None for item in items)
+    ordered = not (config.option.collectonly or config.stash[SETTINGS].in_order) and any(map(cell_of, items))
     return f"perf: cells in random order, --perf-seed {config.stash[SEED]} repeats it" if ordered else []
 
 

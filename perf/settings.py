@@ -4,6 +4,7 @@ from pathlib import Path
 
 from perf.facts.cell import SamplingPlan
 from perf.facts.fault import Fault
+from perf.facts.outcome import Outcome
 from perf.judge.rule import Override
 from perf.measure.connection import ROOT
 from perf.measure.reference import Reference
@@ -36,8 +37,10 @@ class Settings(Value, frozen=True, kw_only=True):
     """Whether every cell is compared with the reference, or only a suspicious one."""
     pairs: int | None = None
     time_budget_s: float | None = None
-    evidence: bool = True
-    """Whether a cell that regressed is run once more under a profiler."""
+    evidence: frozenset[Outcome] = frozenset({Outcome.REGRESSED})
+    """A cell that ends so is run once more under a profiler."""
+    in_order: bool = False
+    """Whether cells are measured in the order of the matrix, or in a random one."""
     keep_provisional: bool = False
     """Record a local provisional baseline for a cell that has none."""
     fault: Fault | None = None

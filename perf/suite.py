@@ -43,6 +43,7 @@ class Suite:
         self._progress = progress
         self._local_baselines = settings.state / "baselines"
         self._arms = Arms(settings, node)
+        self._priors: dict[Machine, float] = {}
         self._made: set[tuple[str, str, int]] = set()
         """Arm, cell and index of the runs of this process: kept whatever they lack, which is for the judge to say."""
         self.results = results
@@ -70,8 +71,10 @@ class Suite:
 
     def rule(self, cell: Cell, baseline: Baseline | None) -> tuple[Rule, tuple[str, ...]]:
         """The numbers of the decision, the typical noise of the cell's machine as the prior, and remarks on them."""
-        prior = prior_sd(self.store, self.machine(cell))
-        return rule_for(cell.id, self.settings.preset, baseline, self.settings.overrides, prior)
+        machine = self.machine(cell)
+        if machine not in self._priors:  # every baseline of the machine is read for it
+            self._priors[machine] = prior_sd(self.store, machine)
+        return rule_for(cell.id, self.settings.preset, baseline, self.settings.overrides, self._priors[machine])
 
     def measure(self, cell: Cell, num_runs: int) -> Measurement:
         """At least so many runs of a cell: those that this test run has already, and the rest in fresh process groups.

@@ -101,7 +101,7 @@ class Trials:
         except ReferenceFailure as error:
             measurement = self.suite.measured(cell)
             verdict = Verdict(cell_id=cell.id, outcome=Outcome.INVALID, reasons=(str(error),))
-        if verdict.outcome is Outcome.REGRESSED and self.suite.settings.evidence:
+        if verdict.outcome in self.suite.settings.evidence:
             verdict = msgspec.structs.replace(verdict, notes=(*verdict.notes, self._why(cell, measurement)))
         return measurement, verdict
 
@@ -115,8 +115,8 @@ class Trials:
         if control is None or self._is_settled or (budget is not None and budget.exceeded_by(control.id)):
             return
         self._is_settled = True
-        if (drift := self._drift()) and (shift := tripped(self._screens, control=control.id, drift=drift)):
-            self.suite.results.write_shift(shift)
+        drift = self._drift()
+        self.suite.results.write_shift(tripped(self._screens, control=control.id, drift=drift) if drift else None)
 
     def _in_stages(self, cell: Cell) -> tuple[Measurement, Verdict]:
         """By the cell's baseline, in as many looks as it takes."""
@@ -220,8 +220,7 @@ class Trials:
             if shift is not None and shift.is_common and self.suite.settings.reference is not None:
                 shift = msgspec.structs.replace(shift, beside=self._quietest_beside())
             self._shift = shift
-            if shift is not None:
-                self.suite.results.write_shift(shift)
+            self.suite.results.write_shift(shift)
         return self._shift
 
     def _drift(self) -> float:

@@ -68,7 +68,7 @@ class ScriptedRun:
             baselines.write(root / "baselines", stored)
             baselines.write(root / "baselines", factory.invariants(cell))
         options = {"matrix": "smoke", "plan": factory.PLAN, "baselines": root / "baselines", "deadline_s": 60.0}
-        options |= {"state": root / "state", "evidence": False} | settings
+        options |= {"state": root / "state", "evidence": frozenset()} | settings
         if reference is not None:
             options["reference"] = Reference(said="good", commit="beef")
         self.results = Results(root / "results" / "run")

@@ -17,10 +17,12 @@ from perf.judge.verdict import Verdict
 from perf.measure import evidence as room
 from perf.measure.evidence import Evidence, RankTrace, collect
 from perf.measure.timeline import OpTime, StepSplit
+from perf.tell.conditions import split_table
 from perf.tell.explanation import explain
 from perf.tell.kernel_names import MOST_CHARACTERS, short_name
 from perf.tell.report import write_report
 from perf.tell.results import Manifest, Results, gather
+from perf.tell.tables import ABSENT
 from tests import factory
 from tests.tracing_ranks import PRODUCTS, SENT
 
@@ -289,8 +291,19 @@ def test_report_says_why_and_links_the_traces(results):
     assert "<script" not in page
 
 
-def test_report_has_no_such_section_without_evidence_or_a_regression(results):
-    results.write_verdict(Verdict(cell_id=DDP.id, outcome=Outcome.PASS))
+def test_report_shows_where_the_steps_of_profiled_cells_go_whatever_the_verdict(results):
+    results.write_verdict(Verdict(cell_id=DDP.id, outcome=Outcome.NO_BASELINE))
+    (row,) = split_table([arm(split(60, 30, 6, 4), split(60, 25, 6, 9))]).rows
+    assert row == (DDP.id, "95.0 ms", "100.0 ms", "60.0 ms, 60 %", "25.0 ms, 25 %", "6.0 ms, 6 %", "9.0 ms, 9 %")
+    (row,) = split_table([arm(split(66, 30, None, 4))]).rows
+    assert row[-2] == ABSENT, "what the optimizer takes cannot be told"
+    for page in pages(results):
+        assert "profiled step" in page
+        assert "exposed communication" in page
+
+
+def test_report_has_no_such_section_without_evidence_or_of_runs_that_are_none(results):
+    results.write_verdict(Verdict(cell_id=DDP.id, outcome=Outcome.WRONG))
     assert not any("Why" in page for page in pages(results))
     results.write_verdict(Verdict(cell_id=DDP.id, outcome=Outcome.REGRESSED))
     shutil.rmtree(results.folder / "evidence")

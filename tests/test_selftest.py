@@ -123,6 +123,7 @@ def test_self_test_of_a_real_cell_measures_and_shows_its_curve(suite_runs):
     ("option", "says"),
     [
         ("--perf-steps=1", "--perf-steps 1: a self-test needs at least 2 timed steps"),
+        ("--perf-plant=slow_step=1", "a self-test plants its own faults"),
         ("--perf-selftest-slowdowns=fast", "write fractions above 0"),
         ("--perf-selftest-slowdowns=0.0", "write fractions above 0"),
         ("--perf-selftest-runs=2", "must be at least 3"),

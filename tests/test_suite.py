@@ -25,18 +25,33 @@ from tests.suite_runs import DDP, SINGLE
 
 
 def test_resumed_test_run_keeps_what_is_finished_and_measures_the_rest(suite_runs):
-    first = suite_runs.record()
+    """And those of a wider selection: they are of this test run then."""
+    first = suite_runs.record("-k", "ddp")
     folder = first.results.folder
     kept = {path: path.read_bytes() for path in folder.glob("runs/*/*.json")}
-    missing = [folder / "runs" / DDP / "1.json", *(folder / "runs" / SINGLE).glob("*.json")]
-    for path in missing:
-        path.unlink()
-        kept.pop(path)
+    missing = folder / "runs" / DDP / "1.json"
+    missing.unlink()
+    kept.pop(missing)
     resumed = suite_runs.run(f"--perf-resume={folder}", "--perf-allow=noisy,no-baseline")
     assert resumed.results is None, "no second folder"
     assert resumed.exit_code == 0, resumed.text
     assert {path: path.read_bytes() for path in kept} == kept
-    assert all(path.exists() for path in missing)
+    assert missing.exists()
+    assert [cell.id for cell in Results(folder).manifest().cells] == [DDP, SINGLE]
+    assert {verdict.cell_id for verdict in Results(folder).verdicts()} == {DDP, SINGLE}
+
+
+def test_cells_in_the_order_of_the_matrix_are_all_asked_where_their_step_goes(suite_runs):
+    outcomes = suite_runs.run("--perf-in-order", "--perf-profile", "--perf-runs=1", "--perf-seed=1", evidence=True)
+    results = outcomes.results
+    assert "in random order" not in outcomes.text
+    begun = sorted((run.started_at, cell_id) for cell_id in (DDP, SINGLE) for run in results.runs(cell_id))
+    assert [cell_id for _, cell_id in begun] == [SINGLE, DDP]
+    assert outcomes.by_cell == {SINGLE: Outcome.NO_BASELINE, DDP: Outcome.NO_BASELINE}
+    for cell_id in (DDP, SINGLE):
+        assert results.explanation(cell_id)
+    assert "exposed communication" in (results.folder / "report.md").read_text()
+    assert suite_runs.run("--collect-only", "--perf-steps=1", plan=()).exit_code == 0, "that is not a self-test's"
 
 
 def test_resume_with_another_plan_or_matrix_is_refused(suite_runs):

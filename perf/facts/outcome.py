@@ -28,5 +28,9 @@ class Outcome(StrEnum):
 
 
 FAILURES = frozenset({Outcome.REGRESSED, Outcome.WRONG, Outcome.ERROR})
+MEASURED = frozenset(
+    {Outcome.PASS, Outcome.IMPROVED, Outcome.REGRESSED, Outcome.ENVIRONMENT, Outcome.NOISY, Outcome.NO_BASELINE}
+)
+"""Outcomes of cells whose runs are right and whole, whatever there is to compare them with."""
 VERDICTS = frozenset({Outcome.PASS, Outcome.IMPROVED})
 """Green outcomes. Those that are neither a failure nor green are cells without a verdict."""

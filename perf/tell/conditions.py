@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import pandas as pd
 
-from perf.facts.cell import Cell
+from perf.facts.cell import Cell, SamplingPlan
 from perf.facts.measurement import PEAK_ALLOCATED, PEAK_RESERVED, STEP_TIME, Measurement
 from perf.facts.record import RunRecord
+from perf.measure.evidence import Evidence
 from perf.tell.decay import decay
 from perf.tell.render import percent, quantity
 from perf.tell.tables import ABSENT, Table, runs_frame, spread_text
@@ -140,7 +141,27 @@ def decay_table(measurements: Iterable[Measurement]) -> Table:
     return Table(header=header, rows=tuple(rows))
 
 
+def split_table(evidences: Iterable[Evidence]) -> Table:
+    """Where the step of each profiled cell goes, on the rank that waits least, in ms and % of the profiled step."""
+    rows = []
+    for evidence in evidences:
+        rank = evidence.critical
+        step_s, plain = rank.mean("step_time_s"), rank.plain_step_times_s
+        optimizer = rank.mean("optimizer_s") if evidence.tells_optimizer else None
+        parts = (rank.mean("compute_s"), rank.mean("exposed_communication_s"), optimizer, rank.mean("idle_s"))
+        told = (ABSENT if part is None else f"{part * 1e3:.1f} ms, {100 * part / step_s:.0f} %" for part in parts)
+        usual = quantity(statistics.median(plain), STEP_TIME) if plain else ABSENT
+        rows.append((evidence.cell.id, usual, quantity(step_s, STEP_TIME), *told))
+    header = ("cell", "step", "profiled step", "compute", "exposed communication", "optimizer", "idle")
+    return Table(header=header, rows=tuple(rows))
+
+
 _UNKNOWN = "unknown"
+
+
+def warm_up(cells: Iterable[Cell], plan: SamplingPlan) -> str:
+    """Its steps; a GPU takes more of them, and a captured step more again."""
+    return _range([cell.plan(plan).warmup_steps for cell in cells] or [plan.warmup_steps])
 
 
 def _range(values: Sequence[int]) -> str:

@@ -59,12 +59,13 @@ def warnings(measurements: Sequence[Measurement], verdicts: Iterable[Verdict]) -
 
 
 def orders(frame: pd.DataFrame, cells: Sequence[Cell], verdicts: Mapping[str, Verdict]) -> list[str]:
-    """Per size, ranks and kind of device: cells by throughput and by peak memory; `~` where two are too close."""
+    """Per size, ranks and link: cells by throughput and by peak memory; `~` where two are too close."""
     found = []
+    several_links = len({cell.link for cell in cells if cell.device_kind == "cuda"}) > 1
     for alike in tables.comparable(frame, cells, verdicts):
         first = alike[0]
         device, peak = ("CPU", PEAK_RESIDENT) if first.device_kind == "cpu" else ("GPU", PEAK_ALLOCATED)
-        where = f"{first.size}, {ranks_text(first.world_size)} on {device}"
+        where = f"{first.size}, {ranks_text(first.world_size)} on {device}{f' over {first.link}' * several_links}"
         found.append(f"{where}, fastest first: {_order(frame, alike, verdicts, THROUGHPUT, ' > ')}")
         found.append(f"{where}, least {peak.title} first: {_order(frame, alike, verdicts, peak, ' < ')}")
     return found
@@ -129,7 +130,6 @@ def _order(
 ) -> str:
     ranked = [(value, cell) for cell in alike if (value := tables.median(frame, cell, metric)) is not None]
     ranked.sort(key=lambda pair: -pair[0] if metric.better == "higher" else pair[0])
-    several_links = len({cell.link for cell in alike}) > 1
     text = ""
     for index, (value, cell) in enumerate(ranked):
         if index:
@@ -137,7 +137,7 @@ def _order(
             tolerance = max(_tolerance(verdicts[cell.id]), _tolerance(verdicts[other.id]))
             close = abs(value - before) <= tolerance * max(value, before)
             text += " ~ " if close or _overlap(frame, cell, other, metric) else sign
-        text += f"{cell.variant} {cell.mode}{f' {cell.link}' * several_links} {quantity(value, metric)}"
+        text += f"{cell.variant} {cell.mode} {quantity(value, metric)}"
     return text or "no run has it"
 
 

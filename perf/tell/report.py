@@ -15,7 +15,7 @@ import pandas as pd
 
 from perf.facts.cell import Cell, SamplingPlan
 from perf.facts.measurement import PEAK_ALLOCATED, STEP_TIME, THROUGHPUT, Measurement, measure
-from perf.facts.outcome import VERDICTS, Outcome
+from perf.facts.outcome import MEASURED, VERDICTS, Outcome
 from perf.judge.verdict import Verdict
 from perf.measure.connection import ROOT
 from perf.tell import conditions, reading, tables
@@ -54,7 +54,7 @@ class Finding(Value, frozen=True, kw_only=True):
 
 
 class Why(Value, frozen=True, kw_only=True):
-    """What the profiled runs of a regressed cell say."""
+    """What the profiled runs of a cell say."""
 
     cell_id: str
     lines: tuple[str, ...]
@@ -86,7 +86,9 @@ def write_report(results: Results) -> list[Path]:
         "status": reading.status(verdicts.values()),
         "warnings": [*_shift(results), *reading.warnings(measurements, verdicts.values())],
         "findings": findings(verdicts.values(), shown_folder, set(frame[frame["fault"].notna()]["cell"])),
-        "whys": whys(results, verdicts.values()),
+        "whys": (asked := whys(results, verdicts.values())),
+        "splits": conditions.split_table(filter(None, (results.evidence(why.cell_id, "candidate") for why in asked))),
+        "warm_up": conditions.warm_up(manifest.cells, manifest.plan),
         "orders": reading.orders(frame, manifest.cells, verdicts),
         "charts": [(chart.title, chart.file_name) for chart in CHARTS if folder / chart.file_name in charts],
         "cells": tables.cells_table(frame, manifest.cells, verdicts),
@@ -147,15 +149,15 @@ def findings(verdicts: Iterable[Verdict], run_folder: str, planted: Set[str]) ->
 
 
 def whys(results: Results, verdicts: Iterable[Verdict]) -> list[Why]:
-    """Of every regressed cell that was profiled. Another outcome may have come later, of runs that were not."""
-    regressed = [verdict.cell_id for verdict in in_order(verdicts) if verdict.outcome is Outcome.REGRESSED]
+    """Of every cell that was profiled. Another outcome may have come later, of runs that were not."""
+    measured = [verdict.cell_id for verdict in in_order(verdicts) if verdict.outcome in MEASURED]
     return [
         Why(
             cell_id=cell_id,
             lines=lines,
             traces=tuple((path.name, path.relative_to(results.folder).as_posix()) for path in results.traces(cell_id)),
         )
-        for cell_id in regressed
+        for cell_id in measured
         if (lines := results.explanation(cell_id))
     ]
 

@@ -218,8 +218,12 @@ class Results:
                     return sum(run.wall_s + run.priming_s + run.server_start_up_s for run in runs)
         return None
 
-    def write_shift(self, shift: Shift) -> None:
-        jsonfile.write(self.folder / SHIFT, shift)
+    def write_shift(self, shift: Shift | None) -> None:
+        """None: nothing moved, whatever was said before the test run went on."""
+        if shift is None:
+            (self.folder / SHIFT).unlink(missing_ok=True)
+        else:
+            jsonfile.write(self.folder / SHIFT, shift)
 
     def shift(self) -> Shift | None:
         """The move of the whole suite, if it moved."""

@@ -85,7 +85,7 @@ def cells_table(frame: pd.DataFrame, cells: Sequence[Cell], verdicts: Mapping[st
 
 
 def ratios_table(frame: pd.DataFrame, cells: Sequence[Cell], verdicts: Mapping[str, Verdict]) -> Table:
-    """Each cell as a ratio to the fastest and to the smallest of its size, ranks and kind of device."""
+    """Each cell as a ratio to the fastest and to the smallest of its size, ranks and link."""
     rows = []
     for alike in comparable(frame, cells, verdicts):
         speeds = {cell.id: median(frame, cell, THROUGHPUT) for cell in alike}
@@ -148,10 +148,10 @@ def settings_table(cells: Sequence[Cell]) -> Table:
 
 
 def comparable(frame: pd.DataFrame, cells: Sequence[Cell], verdicts: Mapping[str, Verdict]) -> list[tuple[Cell, ...]]:
-    """Measured cells of the same size, ranks and kind of device, where there are at least two that may be compared."""
+    """Measured cells of the same size, ranks and link, where there are at least two that may be compared."""
     groups: dict[tuple[str, str, int], list[Cell]] = {}
     for cell in _sound(frame, cells, verdicts):
-        groups.setdefault((cell.size, cell.device_kind, cell.world_size), []).append(cell)
+        groups.setdefault((cell.size, cell.link, cell.world_size), []).append(cell)
     return [tuple(group) for group in groups.values() if len(group) > 1]
 
 

@@ -1,5 +1,6 @@
 """The `--perf-...` options of pytest: declared, and read into settings."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -126,6 +127,15 @@ def settings(config: pytest.Config) -> Settings:
     side_by_side = option("perf_ab") is not None or bool(variables)
     if side_by_side and option("perf_runs") != SamplingPlan().runs:
         raise ValueError("--perf-runs says nothing of a comparison side by side; its runs are pairs: --perf-pairs N")
+    if soak and option("perf_runs") != SamplingPlan().runs:
+        raise ValueError("--perf-soak makes one long run of each cell; leave --perf-runs away")
+    if option("perf_selftest") and reference is not None:
+        raise ValueError("--perf-selftest measures one build; leave --perf-ab, --perf-ab-env and --perf-reference away")
+    if not option("perf_baselines").is_dir():
+        raise ValueError(f"--perf-baselines {option('perf_baselines')}: no such folder")
+    for name, folder in (("--perf-results", option("perf_results")), ("--perf-state", option("perf_state"))):
+        if reason := _not_a_folder(folder):
+            raise ValueError(f"{name} {folder}: {reason}")
     if pairs is not None and not side_by_side:
         raise ValueError("--perf-pairs goes with --perf-ab or --perf-ab-env; else the noise of a cell says how many")
     runs = (pairs or Rule().pairs) if side_by_side else option("perf_runs")
@@ -154,6 +164,14 @@ def settings(config: pytest.Config) -> Settings:
         fault=Fault.parse(option("perf_plant")) if option("perf_plant") else None,
         commit=option("perf_commit"),
     )
+
+
+def _not_a_folder(path: Path) -> str | None:
+    """Why nothing can be written below a path that need not exist yet, or None."""
+    first = next(place for place in (path, *path.resolve().parents) if place.exists())
+    if not first.is_dir():
+        return f"{first} is no folder"
+    return None if os.access(first, os.W_OK) else f"nothing can be written to {first}"
 
 
 def _evidence(config: pytest.Config) -> frozenset[Outcome]:

@@ -131,9 +131,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> str | list[str]:
-    """How to have the same order again, where there are cells to order."""
-    ordered = not (config.option.collectonly or config.stash[SETTINGS].in_order) and any(map(cell_of, items))
-    return f"perf: cells in random order, --perf-seed {config.stash[SEED]} repeats it" if ordered else []
+    """How to have the same order again, where there are cells to order, and whether they are broken on purpose."""
+    settings = config.stash[SETTINGS]
+    if config.option.collectonly or not any(map(cell_of, items)):
+        return []
+    order = [] if settings.in_order else [f"cells in random order, --perf-seed {config.stash[SEED]} repeats it"]
+    broken = [f"every run is broken on purpose: {settings.fault.text}"] if settings.fault else []
+    return [f"perf: {text}" for text in (*order, *broken)]
 
 
 def cell_of(item: pytest.Item) -> Cell | None:

@@ -243,8 +243,10 @@ class Suite:
 
     def _is_finished(self, arm: Arm, run: RunRecord) -> bool:
         self._check_place(arm, run)
-        whole = not gaps(measure(run.cell, msgspec.structs.replace(run.plan, runs=1), [run]))
-        return whole and run.fault == arm.fault
+        if run.fault != arm.fault:
+            then, now = (fault.text if fault else "no fault" for fault in (run.fault, arm.fault))
+            raise ValueError(f"{self.results.folder}: measured with {then} planted, now {now}; start a new test run")
+        return not gaps(measure(run.cell, msgspec.structs.replace(run.plan, runs=1), [run]))
 
     def _check_place(self, arm: Arm, run: RunRecord) -> None:
         """Raises ValueError when code or hardware changed since a run was made."""

@@ -183,7 +183,7 @@ class Trials:
         if reference is not None:
             then = ledgers(self.suite.referenced(cell).runs[-1])
         # As a reader of the report finds it, wherever the checkout lies.
-        folder = str(results.evidence_folder(cell.id).relative_to(results.folder.parent))
+        folder = str(results.evidence_folder(cell.id).relative_to(results.folder.parent.parent))
         lines = explain(candidate, reference, ledgers(measurement.runs[-1]), then, folder=folder)
         results.write_explanation(cell.id, lines)
         return f"why: {lines[0]}; more in {folder}"

@@ -60,7 +60,9 @@ def _product_degrees(layout: Layout) -> str | None:
         whole = layout.world_size % others == 0
         have = " x ".join(f"{axis} {degree}" for axis, degree in axes.items())
         derived = layout.world_size // others if whole else f"{layout.world_size / others:.3g}"
-        cure = f"name it {derived}" if whole and derived and layout.part("data") else "change one of them"
+        cure = "change one of them"
+        if whole and layout.part("data") and derived:
+            cure = f"name it {derived}" if derived != 1 else "leave it out, or take more ranks"
         return (
             f"`{layout.strategy}` is {have} = {math.prod(axes.values())} ranks, not {layout.world_size}: DP = world / "
             f"(TP x PP x CP{' x EP' * (experts > 1)}) = {layout.world_size} / ({tensor} x {pipeline} x {context}"

@@ -55,6 +55,7 @@ class SuiteRuns:
         self._recorded_state = recorded_state
         self.root = pytester.path
         self.baselines, self.state = self.root / "baselines", self.root / "state"
+        self.baselines.mkdir()
         self.matrix = self.root / "cells.toml"
         self.matrix.write_text(MATRIX)
 

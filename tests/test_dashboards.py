@@ -8,7 +8,7 @@ from datetime import datetime
 import pytest
 
 from perf.facts.outcome import Outcome
-from perf.tell.dashboards import OTAVA_CONFIG, hud_json, otava_files
+from perf.tell.dashboards import OTAVA_CONFIG, hud_json, of_other_recipes, otava_files
 from perf.tell.exports import read_test_run
 from perf.tell.results import Results
 from strategies.spec import StrategyName
@@ -114,11 +114,13 @@ def test_otava_never_mixes_machines_or_cells():
     assert [len(text.splitlines()) for name, text in files.items() if name != OTAVA_CONFIG] == [2, 2, 2]
 
 
-def test_another_recipe_is_refused_with_what_changed():
+def test_history_is_of_the_newest_recipe_and_others_are_named():
     other = factory.cell(micro_batch=1)
     assert other.id == PASSES.id
-    with pytest.raises(ValueError, match=r"micro_batch: 2 -> 1.*export only test runs that measured the same"):
-        otava_files([night(1, 0.1), night(2, 0.1, of=other)])
+    nights = [night(1, 0.1), night(2, 0.2, of=other), night(3, 0.3)]
+    assert [row["step_time_s"] for row in rows_of(otava_files(nights))] == ["0.1", "0.3"]
+    (left_out,) = of_other_recipes(nights)
+    assert left_out.endswith("micro_batch: 1 -> 2")
 
 
 def test_a_test_run_that_is_named_twice_is_refused():

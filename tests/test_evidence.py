@@ -17,12 +17,10 @@ from perf.judge.verdict import Verdict
 from perf.measure import evidence as room
 from perf.measure.evidence import Evidence, RankTrace, collect
 from perf.measure.timeline import OpTime, StepSplit
-from perf.tell.conditions import split_table
 from perf.tell.explanation import explain
 from perf.tell.kernel_names import MOST_CHARACTERS, short_name
 from perf.tell.report import write_report
 from perf.tell.results import Manifest, Results, gather
-from perf.tell.tables import ABSENT
 from tests import factory
 from tests.tracing_ranks import PRODUCTS, SENT
 
@@ -238,9 +236,8 @@ HOSTILE = "<script>alert(1)</script> | `"
 def results(tmp_path):
     """A test run with a regressed cell, whose runs were profiled."""
     found = Results(tmp_path / "results" / "2026-11-29T14-00-00")
-    found.write_manifest(
-        Manifest(run_id="r", started_at="2026-11-29T14:00:00+00:00", matrix="auto", plan=factory.PLAN, cells=(DDP,))
-    )
+    manifest = Manifest(run_id="r", started_at="2026-11-29", matrix="auto", plan=factory.PLAN, cells=(DDP,))
+    found.write_manifest(manifest)
     for run in factory.measurement(DDP).runs:
         found.write_run(run)
     found.write_verdict(Verdict(cell_id=DDP.id, outcome=Outcome.REGRESSED))
@@ -252,13 +249,12 @@ def results(tmp_path):
 
 
 def test_results_give_back_what_was_written(results):
-    assert results.evidence(DDP.id, "candidate") == arm(split(60, 41, 42, 6), split(63, 6, 42, 5))
+    assert results.evidence(DDP.id, "candidate").ranks[1].steps[0] == split(63, 6, 42, 5)
     assert results.evidence(DDP.id, "reference") is None
     assert results.explanation(DDP.id) == ("step 1 ms -> 2 ms", HOSTILE)
     assert results.explanation("another") == ()
     assert [path.name for path in results.traces(DDP.id)] == ["candidate-rank0.json.gz", "candidate-rank1.json.gz"]
-    names = {path.name for path in results.evidence_folder(DDP.id).iterdir()}
-    assert names >= {"candidate.json", "evidence.txt"}
+    assert {path.name for path in results.evidence_folder(DDP.id).iterdir()} >= {"candidate.json", "evidence.txt"}
 
 
 def test_damaged_evidence_is_named(results):
@@ -293,13 +289,7 @@ def test_report_says_why_and_links_the_traces(results):
 
 def test_report_shows_where_the_steps_of_profiled_cells_go_whatever_the_verdict(results):
     results.write_verdict(Verdict(cell_id=DDP.id, outcome=Outcome.NO_BASELINE))
-    (row,) = split_table([arm(split(60, 30, 6, 4), split(60, 25, 6, 9))]).rows
-    assert row == (DDP.id, "95.0 ms", "100.0 ms", "60.0 ms, 60 %", "25.0 ms, 25 %", "6.0 ms, 6 %", "9.0 ms, 9 %")
-    (row,) = split_table([arm(split(66, 30, None, 4))]).rows
-    assert row[-2] == ABSENT, "what the optimizer takes cannot be told"
-    for page in pages(results):
-        assert "profiled step" in page
-        assert "exposed communication" in page
+    assert f"| {DDP.id} | 95.0 ms | 116.0 ms | 63.0 ms, 54 % | 6.0 ms, 5 % | 42.0 ms, 36 % |" in pages(results)[0]
 
 
 def test_report_has_no_such_section_without_evidence_or_of_runs_that_are_none(results):

@@ -34,7 +34,7 @@ def test_collection_names_every_cell_and_writes_nothing(suite_runs):
         ("--perf-matrix=nonsense", "no matrix 'nonsense'; known: auto, smoke, node"),
         ("--perf-allow=regressed", "--perf-allow regressed: not an outcome without a verdict; known: environment"),
         ("--perf-plant=nonsense", "cannot plant 'nonsense'"),
-        ("--perf-runs=0", "at least 1 warm-up step and 1 run"),
+        ("--perf-runs=0", "0 runs: a plan needs at least 1"),
         ("--perf-preset=strict", "--perf-preset strict: unknown; known: default, sensitive, lenient"),
         ("--perf-ab=no_such_ref", "--perf-ab no_such_ref: no Python interpreter"),
         (f"--perf-ab={ROOT}", "is this very build; nothing would be compared with nothing"),
@@ -89,7 +89,7 @@ def test_first_run_says_that_nothing_was_compared(suite_runs):
     assert outcomes.exit_code == 8
     assert set(outcomes.by_cell.values()) == {Outcome.NO_BASELINE}
     assert not suite_runs.state.joinpath("baselines").exists()
-    assert not suite_runs.baselines.exists()
+    assert not list(suite_runs.baselines.iterdir())
 
 
 def test_provisional_baseline_is_recorded_loudly_and_compared_with_next_time(suite_runs):
@@ -101,7 +101,7 @@ def test_provisional_baseline_is_recorded_loudly_and_compared_with_next_time(sui
     assert Outcome.NO_BASELINE not in second.by_cell.values()
     assert "3 runs vs 3 (provisional)" in second.text
     assert suite_runs.baseline_path(DDP).read_bytes() == recorded, "a test run never updates a baseline"
-    assert not suite_runs.baselines.exists()
+    assert not list(suite_runs.baselines.iterdir())
     for name in ("report.md", "report.html", "throughput.png", "step_time.png", "peak_memory.png"):
         assert (second.results.folder / name).stat().st_size > 0
 

@@ -16,6 +16,7 @@ from filelock import FileLock
 
 from perf.facts import jsonfile
 from perf.facts.measurement import PEAK_ALLOCATED, STEP_TIME, Measurement, is_host_bound
+from perf.facts.outcome import Outcome
 from perf.facts.rates import KINDS
 from perf.judge import baseline as baselines
 from perf.judge.approval import Consent, Proposal, propose, propose_ceilings
@@ -71,7 +72,8 @@ def _approve(results: Results, root: Path, consent: Consent, invariants_only: bo
     for cell in manifest.cells:
         measurement = measurements.get(cell.id)
         if measurement is None:
-            print(f"  not run    {cell.id}")
+            refused = refused or said.get(cell.id) is Outcome.ERROR
+            print(f"  {'failed' if said.get(cell.id) is Outcome.ERROR else 'not run':<10} {cell.id}")
             continue
         old = None if invariants_only else store.load(cell, measurement.runs[-1].environment.machine)
         old_invariants = store.load_invariants(cell)
@@ -92,7 +94,7 @@ def _approve(results: Results, root: Path, consent: Consent, invariants_only: bo
             proposal = Proposal(cell_id=cell.id, refusal=refusal)
         if proposal.refusal:
             refused = True
-            print(f"  refused    {cell.id}: {proposal.refusal}")
+            print(f"  refused    {cell.id}: {proposal.refusal}{_values(measurement, old)}")
             continue
         changed = _store(root, proposal, old, old_invariants, invariants_only)
         what = "invariants" if invariants_only else f"{proposal.summary}{_values(measurement, old)}"

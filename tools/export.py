@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from perf.tell.dashboards import hud_json, otava_files
+from perf.tell.dashboards import hud_json, of_other_recipes, otava_files
 from perf.tell.exports import FinishedTestRun, action_json, bencher_json, benchmark_json, read_test_run
 from perf.tell.results import Results
 
@@ -46,10 +46,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 0, or 2 when nothing could be read or written, or no cell has a value to show."""
     options = _parser().parse_args(arguments)
     try:
-        test_runs = [read_test_run(Results.open(folder)) for folder in options.runs]
-        for folder, test_run in zip(options.runs, test_runs, strict=True):
+        folders = [folder for folder in options.runs if len(options.runs) == 1 or _is_test_run(folder)]
+        test_runs = [read_test_run(Results.open(folder)) for folder in folders]
+        for folder, test_run in zip(folders, test_runs, strict=True):
             _tell_left_out(folder, test_run, options.format)
         if options.format == OTAVA:
+            for reason in of_other_recipes(test_runs):
+                print(f"left out, measured otherwise: {reason}", file=sys.stderr)
             _write_folder(otava_files(_with_values(test_runs)), options.output)
         else:
             _write_text(_text(test_runs, options.format), options.output)
@@ -57,6 +60,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _is_test_run(folder: Path) -> bool:
+    """Of several, such as results/*; what is none is named and passed over."""
+    if not Results(folder).exists():
+        print(f"passed over: {folder} is no test run", file=sys.stderr)
+        return False
+    return True
 
 
 def _text(test_runs: Sequence[FinishedTestRun], name: str) -> str:

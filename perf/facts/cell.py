@@ -30,8 +30,17 @@ class SamplingPlan(Value, frozen=True, kw_only=True):
     """Folder of local safetensors to start from; None: seeded weights."""
 
     def __post_init__(self) -> None:
-        if min(self.warmup_steps, self.runs) < 1 or self.timed_steps < 0:
-            raise ValueError(f"a plan needs at least 1 warm-up step and 1 run, got {self}")
+        for name, value, least in (
+            ("warm-up steps", self.warmup_steps, 1),
+            ("timed steps", self.timed_steps, 0),
+            ("runs", self.runs, 1),
+        ):
+            if value < least:
+                raise ValueError(f"{value} {name}: a plan needs at least {least}")
+
+    def __str__(self) -> str:
+        weights = f" from {self.checkpoint}" if self.checkpoint else ""
+        return f"{self.runs} runs of {self.warmup_steps} + {self.timed_steps} steps{weights}"
 
 
 class Recipe(Value, frozen=True, kw_only=True):

@@ -73,6 +73,12 @@ class Fault(Value, frozen=True, kw_only=True):
             raise ValueError(f"cannot plant {text!r}; its amount must be a positive number, its rank at least 0")
         return fault
 
+    @property
+    def text(self) -> str:
+        """As `parse` reads it."""
+        amount = f"={self.amount:g}" if self.amount else ""
+        return f"{self.kind}{amount}" + (f"@{self.rank}" if self.rank is not None else "")
+
 
 class Planted:
     """A fault at work in one rank; without a fault, nothing happens."""

@@ -39,6 +39,8 @@ class Decision(Value, frozen=True, kw_only=True):
     new_level: float
     standard_error: float
     tolerance: float
+    needed: float
+    """Tolerance that the noise asks for; above what the rule allows, the cell is NOISY."""
     sensitivity: float
     """Smallest slowdown that is found nine times out of ten."""
     suspicious: bool = False
@@ -188,12 +190,21 @@ class Judge:
             new_level=self._old + self._change(num_runs),
             standard_error=self._error(num_runs),
             tolerance=at_least(self._tolerance(num_runs), self._old, self._rule),
+            needed=self._needed(num_runs),
             sensitivity=self._found_by(num_runs) if self._finds is None else self._finds,
             suspicious=self._suspicious,
             looks=tuple(self._looks),
             more_runs=more_runs,
             pairs=pairs,
         )
+
+
+def noise_reasons(decision: Decision, outcome: Outcome, rule: Rule) -> list[str]:
+    """Why a time is not gated, where it is not."""
+    if outcome is not Outcome.NOISY:
+        return []
+    apart = f"runs are so far apart that the tolerance would be {decision.needed * 100:.1f} %"
+    return [f"not gated on time: {apart}, above {rule.cap * 100:g} %"]
 
 
 def num_pairs(sd: float, rule: Rule) -> int:
@@ -223,6 +234,7 @@ def compare_pairs(pairs: Sequence[Pair], sd: float, rule: Rule) -> Decision:
         new_level=old + change,
         standard_error=error,
         tolerance=at_least(tolerance, old, rule),
+        needed=needed,
         sensitivity=at_least(tolerance, old, rule) + NINE_IN_TEN * error,
     )
 

@@ -13,7 +13,7 @@ from perf.facts.record import RunRecord
 from perf.judge.approval import provisional
 from perf.judge.baseline import Baseline, Invariants
 from perf.judge.correctness import differences, intrinsic_errors, number_differences, traffic_differences
-from perf.judge.decision import Pair, compare_pairs, num_pairs
+from perf.judge.decision import Pair, compare_pairs, noise_reasons, num_pairs
 from perf.judge.rule import Rule
 from perf.judge.verdict import (
     Verdict,
@@ -59,11 +59,14 @@ def judge_pairs(
     undecided = len(pairs) < wanted
     time = time_comparison(decision, Outcome.NOT_RUN if undecided else decision.outcome)
     comparisons = (*memory_comparisons(candidate, measured, rule), time)
+    reasons = noise_reasons(decision, most_urgent(comparisons), rule)
+    if undecided:
+        reasons = [f"{len(pairs)} of {wanted} pairs"]
     traffic = [f"unlike the reference, {difference}" for difference in traffic_differences(candidate, computed)]
     return Verdict(
         cell_id=candidate.cell.id,
         outcome=most_urgent(comparisons),
-        reasons=(f"{len(pairs)} of {wanted} pairs",) if undecided else (),
+        reasons=tuple(reasons),
         comparisons=comparisons,
         step_time_s=candidate.median(STEP_TIME),
         num_runs=len(candidate.runs),

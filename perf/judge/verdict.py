@@ -20,7 +20,7 @@ from perf.facts.outcome import FAILURES, Outcome
 from perf.facts.record import RunRecord
 from perf.judge.baseline import Baseline, Invariants
 from perf.judge.correctness import differences, intrinsic_errors
-from perf.judge.decision import Decision, Judge, Look, Pair
+from perf.judge.decision import Decision, Judge, Look, Pair, noise_reasons
 from perf.judge.rule import Rule
 from strategies.value import Value
 
@@ -146,10 +146,12 @@ def _compare(measurement: Measurement, baseline: Baseline, rule: Rule, course: C
     outcome = most_urgent(comparisons)
     undecided = outcome is Outcome.NOT_RUN
     reference = course.reference if course else None
+    reasons = [f"suspicious after {decision.looks[-1].num_runs} runs, not looked at again yet"] if undecided else []
+    reasons += noise_reasons(decision, outcome, rule)
     return Verdict(
         cell_id=measurement.cell.id,
         outcome=outcome,
-        reasons=(f"suspicious after {decision.looks[-1].num_runs} runs, not looked at again yet",) if undecided else (),
+        reasons=tuple(reasons),
         comparisons=comparisons,
         step_time_s=measurement.median(STEP_TIME),
         num_runs=len(measurement.runs),

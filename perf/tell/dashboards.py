@@ -56,26 +56,23 @@ def otava_files(test_runs: Sequence[FinishedTestRun]) -> dict[str, str]:
 
     `<machine key>/<cell id>.csv` has a row per test run, oldest first: `time` (UTC), `commit`, and for each metric the
     median over the runs, in base units (https://github.com/apache/otava/blob/master/docs/CSV.md). Otava wants a number
-    in every row: a column that some test run cannot fill is left out, and so is a test run without the cell's step
-    time. `otava.yaml` names the files, and which way is better; YAML reads JSON. In the folder with these files:
-    `otava analyze --config-file otava.yaml <machine key>`, or one `<machine key>/<cell id>`.
+    in every row: a column that some test run cannot fill is left out, and so are a test run without the cell's step
+    time, and one of another recipe than the cell's newest: its times are another history. `otava.yaml` names the files,
+    and which way is better; YAML reads JSON. In the folder with these files: `otava analyze --config-file otava.yaml
+    <machine key>`, or one `<machine key>/<cell id>`.
 
     Raises:
-        ValueError: a test run is named twice, or a cell changed its recipe, so that its times are no one history.
+        ValueError: a test run is named twice.
     """
     named = [(test_run.manifest.run_id, test_run.manifest.started_at) for test_run in test_runs]
     if twice := [run_id for run_id, started_at in named if named.count((run_id, started_at)) > 1]:
         raise ValueError(f"the test run {twice[0]} is named {len(twice)} times; name it once")
-    rows = [
-        _Row(started_at=test_run.manifest.started_at, measurement=measurement)
-        for test_run in sorted(test_runs, key=lambda test_run: test_run.manifest.started_at)
-        for measurement, _ in test_run.with_values
-    ]
     files: dict[str, str] = {}
     tests: dict[str, Any] = {}
-    for place, group in groupby(sorted(rows, key=lambda row: row.place), key=lambda row: row.place):
-        history, name = list(group), "/".join(place)
-        _check_recipe(history)
+    rows = _rows(test_runs)
+    for place, group in groupby(rows, key=lambda row: row.place):
+        measured, name = list(group), "/".join(place)
+        history = [row for row in measured if not _changes(row, measured[-1])]
         metrics = [metric for metric in EXPORTED if all(shown_values(row.measurement, metric) for row in history)]
         files[f"{name}.csv"] = _otava_csv(history, metrics)
         tests[name] = {
@@ -89,6 +86,29 @@ def otava_files(test_runs: Sequence[FinishedTestRun]) -> dict[str, str]:
     return files | {OTAVA_CONFIG: jsonfile.dumps({"tests": tests, "test_groups": groups})}
 
 
+def of_other_recipes(test_runs: Sequence[FinishedTestRun]) -> list[str]:
+    """What `otava_files` leaves out since the cell was measured otherwise later, in words."""
+    found: list[str] = []
+    for _, group in groupby(_rows(test_runs), key=lambda row: row.place):
+        measured = list(group)
+        found += [
+            f"{row.measurement.cell.id} of {row.started_at}: {', '.join(changes)}"
+            for row in measured
+            if (changes := _changes(row, measured[-1]))
+        ]
+    return found
+
+
+def _rows(test_runs: Sequence[FinishedTestRun]) -> list[_Row]:
+    """By place, oldest first."""
+    rows = [
+        _Row(started_at=test_run.manifest.started_at, measurement=measurement)
+        for test_run in sorted(test_runs, key=lambda test_run: test_run.manifest.started_at)
+        for measurement, _ in test_run.with_values
+    ]
+    return sorted(rows, key=lambda row: row.place)
+
+
 def _otava_csv(history: Sequence[_Row], metrics: Sequence[Metric]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -99,14 +119,8 @@ def _otava_csv(history: Sequence[_Row], metrics: Sequence[Metric]) -> str:
     return text.getvalue()
 
 
-def _check_recipe(history: Sequence[_Row]) -> None:
-    newest = history[-1]
-    for row in history:
-        if changes := row.measurement.recipe.differences(newest.measurement.recipe):
-            raise ValueError(
-                f"{newest.measurement.cell.id} was measured otherwise in the test run of {row.started_at} than in that "
-                f"of {newest.started_at}, {', '.join(changes)}: export only test runs that measured the same"
-            )
+def _changes(row: _Row, newest: _Row) -> list[str]:
+    return row.measurement.recipe.differences(newest.measurement.recipe)
 
 
 def _hud_record(measurement: Measurement, verdict: Verdict, metric: Metric) -> dict[str, Any]:

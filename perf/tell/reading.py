@@ -42,7 +42,7 @@ def warnings(measurements: Sequence[Measurement], verdicts: Iterable[Verdict]) -
     """What a reader must know before any number."""
     runs = [run for measurement in measurements for run in measurement.runs]
     found = []
-    if planted := sorted({f"{tables.fault_text(run.fault)} in {run.cell.id}" for run in runs if run.fault is not None}):
+    if planted := sorted({f"{run.fault.text} in {run.cell.id}" for run in runs if run.fault is not None}):
         found.append(f"Planted faults, so these cells are broken on purpose: {', '.join(planted)}.")
     if any(run.environment.dirty for run in runs):
         found.append("The measured source tree had uncommitted changes: these numbers belong to no commit.")

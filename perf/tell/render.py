@@ -89,7 +89,7 @@ def evidence_text(verdict: Verdict) -> str:
         text = f"{runs_text(verdict.num_runs)} vs {verdict.num_baseline_runs}{' (provisional)' * verdict.provisional}"
         parts.append(f"{text} ({looks})" if len(verdict.looks) > 1 else text)
     if verdict.num_pairs:
-        parts.append(f"{verdict.num_pairs} pairs side by side")
+        parts.append(f"{verdict.num_pairs} pair{'s' * (verdict.num_pairs != 1)} side by side")
     return ", ".join(parts)
 
 

@@ -74,7 +74,8 @@ def gather(parts: Sequence["Results"], into: Path) -> "Results":
         raise ValueError(f"{into} is not empty; name a new folder")
     manifests = [part.manifest() for part in parts]
     if other := [manifest for manifest in manifests if manifest.plan != manifests[0].plan]:
-        raise ValueError(f"{other[0].run_id} was measured with {other[0].plan}, {manifests[0].run_id} with another")
+        (one, plan), (two, another) = ((manifest.run_id, manifest.plan) for manifest in (other[0], manifests[0]))
+        raise ValueError(f"{one} was measured with {plan}, {two} with {another}")
     measured: dict[str, Path] = {}
     gathered = Results(into)
     for part, manifest in zip(parts, manifests, strict=True):

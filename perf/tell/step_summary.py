@@ -65,7 +65,7 @@ def _where(test_run: FinishedTestRun) -> str:
 def _with_fault(test_run: FinishedTestRun, verdict: Verdict) -> Verdict:
     """With a note of what was broken on purpose."""
     runs = [run for one in test_run.measurements if one.cell.id == verdict.cell_id for run in one.runs]
-    faults = dict.fromkeys(f"planted fault {tables.fault_text(run.fault)}" for run in runs if run.fault is not None)
+    faults = dict.fromkeys(f"planted fault {run.fault.text}" for run in runs if run.fault is not None)
     return msgspec.structs.replace(verdict, notes=(*faults, *verdict.notes))
 
 

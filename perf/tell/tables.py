@@ -6,7 +6,6 @@ import pandas as pd
 
 from perf.facts import stats
 from perf.facts.cell import Cell
-from perf.facts.fault import Fault
 from perf.facts.measurement import (
     METRICS,
     PEAK_ALLOCATED,
@@ -43,12 +42,6 @@ def runs_frame(measurements: Iterable[Measurement]) -> pd.DataFrame:
     numbers: tuple[str, ...] = (*METRICS, *_NUMBER_COLUMNS)
     frame = pd.DataFrame(rows, columns=[*_TEXT_COLUMNS, *numbers])
     return frame.astype(dict.fromkeys(numbers, float))
-
-
-def fault_text(fault: Fault) -> str:
-    """As `Fault.parse` reads it."""
-    amount = f"={fault.amount:g}" if fault.amount else ""
-    return f"{fault.kind}{amount}" + (f"@{fault.rank}" if fault.rank is not None else "")
 
 
 def planted_faults(frame: pd.DataFrame, cell_id: str) -> list[str]:
@@ -230,7 +223,7 @@ def _run_row(run: RunRecord) -> dict[str, object]:
     row |= {
         "run": run.index,
         "started_at": run.started_at,
-        "fault": fault_text(run.fault) if run.fault is not None else None,
+        "fault": run.fault.text if run.fault is not None else None,
         "machine": environment.machine.key,
         "host": environment.host,
         "torch": environment.software.torch,

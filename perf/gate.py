@@ -20,6 +20,8 @@ from perf.suite import Suite
 
 LINES = pytest.StashKey[list[str]]()
 """What the self-tests of this process have found, for the end of the test run."""
+UNJUDGED = pytest.StashKey[bool]()
+"""Whether a cell was too noisy to say anything of the gate."""
 
 
 class Gate:
@@ -58,6 +60,7 @@ class Gate:
         self._item.config.stash.setdefault(LINES, []).append(table(found))
         self._item.user_properties += [(f"found at {point.planted:g}", repr(point.alone)) for point in found.points]
         if not found.is_gated:
+            self._item.config.stash[UNJUDGED] = True
             pytest.skip(f"{found.cell_id} is too noisy here to be gated on time")
         if found.faults:
             pytest.fail("; ".join(found.faults), pytrace=False)

@@ -17,13 +17,13 @@ from perf.bench import Bench
 from perf.facts.cell import Cell
 from perf.facts.hardware import this_node
 from perf.facts.matrix import cells_of
-from perf.gate import LINES, Gate
+from perf.gate import LINES, UNJUDGED, Gate
 from perf.measure.connection import ROOT
 from perf.settings import Settings
 from perf.suite import Suite
 from perf.summary import Summary
 from perf.tell.progress import Progress, terminal_console
-from perf.tell.render import line
+from perf.tell.render import WITHOUT_VERDICT, line
 from perf.tell.results import Manifest, Results
 from perf.trials import Trials
 
@@ -234,6 +234,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         trials.suite.close()
         for remark in trials.remarks:
             _warn(session.config, remark)
+    if exitstatus == pytest.ExitCode.OK and session.config.stash.get(UNJUDGED, False):
+        session.exitstatus = WITHOUT_VERDICT
 
 
 def _warn(config: pytest.Config, text: str) -> None:

@@ -142,7 +142,7 @@ REFUSED = {
     "unknown size": (table(size='"9b"'), ["unknown size '9b'", "known: tiny, 0.6b, 1.7b, 4b, 7b, 8b"]),
     "unknown mode": (table(mode='"graphs"'), ["graphs", "known mode: eager, compile"]),
     "unknown link": (table(link='"infiniband"'), ["infiniband", "known link: gloo, native, no_p2p"]),
-    "unknown key": (table(microbatch="4"), ["cells 1", "unknown field `microbatch`"]),
+    "unknown key": (table(microbatch="4"), ["cells 1", "unknown microbatch; known: strategy", "micro_batch"]),
     "unknown dtype": (table(compute_dtype='"float8"'), ["float8", "compute_dtype"]),
     "world size as text": (table(world_size='"2"'), ["world_size", "Expected `int`"]),
     "world size as table": (table(world_size="{a = 1}"), ["cells 1", "int"]),

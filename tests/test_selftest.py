@@ -101,7 +101,8 @@ def test_self_test_of_a_real_cell_measures_and_shows_its_curve(suite_runs):
     (folder,) = (suite_runs.root / "results").glob("*/selftest")
     assert len(list(folder.glob(f"{DDP}/*.json"))) == 9
     assert (folder / f"{DDP}.json").exists()
-    assert outcomes.exit_code in (0, 1), "one cell alone may be as noisy as it likes"
+    assert outcomes.exit_code in (0, 1, 8), "one cell alone may be as noisy as it likes"
+    assert (outcomes.exit_code == 8) is ("not judged" in outcomes.text)
     found = jsonfile.read(folder / f"{DDP}.json", SelfTest)
     assert evaluate(DDP, found.samples, found.prior_sd, found.memory_found) == found, "the file can be judged again"
     records = {path: path.read_bytes() for path in folder.glob(f"{DDP}/*.json")}

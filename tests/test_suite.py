@@ -41,6 +41,15 @@ def test_resumed_test_run_keeps_what_is_finished_and_measures_the_rest(suite_run
     assert {verdict.cell_id for verdict in Results(folder).verdicts()} == {DDP, SINGLE}
 
 
+def test_resume_with_another_fault_is_refused_and_overwrites_nothing(suite_runs):
+    folder = suite_runs.record("-k", "single", "--perf-runs=1").results.folder
+    kept = {path: path.read_bytes() for path in folder.glob("runs/*/*.json")}
+    resumed = suite_runs.run("-k", "single", "--perf-runs=1", f"--perf-resume={folder}", "--perf-plant=slow_step=1")
+    assert "perf: every run is broken on purpose: slow_step=1" in resumed.text
+    assert "measured with no fault planted, now slow_step=1; start a new test run" in resumed.text
+    assert {path: path.read_bytes() for path in kept} == kept
+
+
 def test_cells_in_the_order_of_the_matrix_are_all_asked_where_their_step_goes(suite_runs):
     outcomes = suite_runs.run("--perf-in-order", "--perf-profile", "--perf-runs=1", "--perf-seed=1", evidence=True)
     results = outcomes.results

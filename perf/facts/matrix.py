@@ -16,7 +16,7 @@ from perf.facts.cell import Cell
 from perf.facts.hardware import Node
 from strategies.layout import default_workload
 from strategies.rules import refusal
-from strategies.spec import AXES, LinkProfile, Mode, Options, StrategyName
+from strategies.spec import AXES, LinkProfile, Mode, Options, StrategyName, Workload
 
 NAMED = ("auto", "smoke", "node")
 
@@ -130,6 +130,9 @@ def _from_table(table: Any, source: str) -> list[Cell]:
     if isinstance(variables := own.get("variables"), dict):
         own["variables"] = sorted(variables.items())
     changes = {name: value for name, value in table.items() if name not in {*_AXES, *_OWN, *options}}
+    fields = (*_AXES, *_OWN, *Workload.__struct_fields__, *Options.__struct_fields__)
+    if unknown := [name for name in changes if name not in fields]:
+        raise ValueError(f"{source}: unknown {', '.join(unknown)}; known: {', '.join(fields)}")
     axes = [value if isinstance(value, list) else [value] for value in (table[name] for name in _AXES)]
     cells = []
     for point in itertools.product(*axes):

@@ -149,6 +149,10 @@ def markdown_table(verdicts: Iterable[Verdict]) -> str:
     return "\n".join(lines) + "\n"
 
 
+WITHOUT_VERDICT = 8
+"""Exit code: no failure, but something could not be judged."""
+
+
 def exit_code(verdicts: Iterable[Verdict], allowed: frozenset[Outcome] = frozenset()) -> int:
     """0: everything that ran is green; 1: a failure; 8: a cell without a verdict, or nothing ran at all.
 
@@ -158,7 +162,7 @@ def exit_code(verdicts: Iterable[Verdict], allowed: frozenset[Outcome] = frozens
     if outcomes & FAILURES:
         return 1
     without_verdict = outcomes - {Outcome.PASS, Outcome.IMPROVED} - allowed
-    return 8 if without_verdict or not outcomes else 0
+    return WITHOUT_VERDICT if without_verdict or not outcomes else 0
 
 
 def _step_time(verdict: Verdict, time: Comparison | None) -> str:

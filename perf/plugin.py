@@ -88,7 +88,7 @@ def pytest_runtestloop(session: pytest.Session) -> None:
         _put_control_first(session, cells)
     results.claim()
     if results.exists():
-        results.add_cells(cells)
+        results.go_on(cells, settings.plan, Path(settings.matrix).name)
         return
     results.write_manifest(
         Manifest(

@@ -17,7 +17,7 @@ from perf.facts.outcome import Outcome
 from perf.facts.stats import run_level
 from perf.judge.baseline import Baseline, Invariants
 from perf.judge.breaker import LEAST_CELLS, Screen, Shift, drift_of, quietest, tripped
-from perf.judge.circumstances import doubted, everywhere, invalid
+from perf.judge.circumstances import beside_unsharded, doubted, everywhere, invalid
 from perf.judge.correctness import differences, intrinsic_errors
 from perf.judge.pairs import confirmed_shift, judge_pairs, reference_errors, unproven
 from perf.judge.preflight import Doubts
@@ -71,7 +71,8 @@ class Trials:
             self._failed[cell.id] = error
             return None
         self._note(cell, verdict)
-        if not (verdict.suspicious or verdict.more_runs or verdict.wanted_pairs):
+        is_resumed = verdict.suspicious and verdict.num_runs > suite.plan.runs
+        if not (is_resumed or verdict.more_runs or verdict.wanted_pairs):
             return None
         suite.results.write_verdict(verdict)
         if suite.budget is not None:
@@ -116,7 +117,8 @@ class Trials:
             return
         self._is_settled = True
         drift = self._drift()
-        self.suite.results.write_shift(tripped(self._screens, control=control.id, drift=drift) if drift else None)
+        if len(self._screens) >= LEAST_CELLS:
+            self.suite.results.write_shift(tripped(self._screens, control=control.id, drift=drift) if drift else None)
 
     def _in_stages(self, cell: Cell) -> tuple[Measurement, Verdict]:
         """By the cell's baseline, in as many looks as it takes."""
@@ -153,6 +155,8 @@ class Trials:
             shift=0.0 if shift is None else shift.size,
         )
         verdict = judge(measurement, baseline, invariants, rule, course)
+        if invariants is None and verdict.outcome is Outcome.NO_BASELINE:
+            verdict = beside_unsharded(verdict, measurement, suite.store.load_unsharded(cell))
         verdict = doubted(verdict, self._doubts_of(cell), is_host_bound=is_host_bound(measurement))
         if course.reference is not None and course.reference.runs and verdict.comparisons:
             unproved = unproven(measurement, course.reference)
@@ -220,7 +224,8 @@ class Trials:
             if shift is not None and shift.is_common and self.suite.settings.reference is not None:
                 shift = msgspec.structs.replace(shift, beside=self._quietest_beside())
             self._shift = shift
-            self.suite.results.write_shift(shift)
+            if shift is not None or len(self._screens) >= LEAST_CELLS:  # too few cannot take back what was said
+                self.suite.results.write_shift(shift)
         return self._shift
 
     def _drift(self) -> float:

@@ -171,6 +171,18 @@ def test_comparisons_side_by_side_and_their_nodes_are_never_stored(root, one_nig
     assert files(root) == {}
 
 
+def test_first_values_of_a_cell_that_computes_something_else_than_the_unsharded_model_are_not_stored(
+    root, tmp_path, capsys
+):
+    single = cell(StrategyName.SINGLE, world_size=1)
+    assert approve(root, results(tmp_path, single, run_id="1", ran={single.id: runs_of(single)})) == 0
+    before = files(root)
+    wrong = [change_ranks(run, start_gradient_norm=2.6) for run in runs_of(DDP)]
+    assert approve(root, results(tmp_path, DDP, run_id="2", ran={DDP.id: wrong}), "--reason", "really") == 1
+    assert "unlike the unsharded model, start gradient norm 2.5 -> 2.6" in capsys.readouterr().out
+    assert files(root) == before
+
+
 def test_cell_of_a_node_below_its_kind_is_not_stored(root, tmp_path, capsys):
     of = cell(link=LinkProfile.NATIVE)
     env = environment(machine=nodes.H200S)

@@ -5,8 +5,8 @@ import pytest
 
 from perf.facts.measurement import RankLedger, measure
 from perf.facts.record import CompileState, LedgerEntry
-from perf.judge.correctness import BANDS, differences, intrinsic_errors
-from strategies.spec import ComputeDtype, LinkProfile, Mode, StrategyName
+from perf.judge.correctness import BANDS, differences, intrinsic_errors, unlike_unsharded
+from strategies.spec import ComputeDtype, LinkProfile, Mode, Options, StrategyName
 from tests.factory import PLAN, cell, change_ranks, invariants, measurement, run_record
 
 CELLS = [
@@ -248,3 +248,40 @@ def test_collectives_of_a_rank_without_record_are_a_difference():
     recorded = msgspec.structs.replace(invariants(), ledger=(RankLedger(ranks=(0,), entries=(ALL_REDUCE,)),))
     (found,) = differences(with_rank(), recorded)
     assert "collectives of rank 1: all_reduce/dp/float32: none -> 1 calls" in found
+
+
+UNSHARDED = cell(StrategyName.SINGLE, world_size=1)
+
+
+def test_cell_of_which_nothing_is_recorded_is_held_to_the_unsharded_model():
+    """The test's cells differ in how they are cut alone, and the recorded run may have had fewer steps."""
+    recorded = invariants(UNSHARDED)
+    recorded = msgspec.structs.replace(recorded, losses=recorded.losses[:12])
+    assert unlike_unsharded(measurement(), recorded) == []
+    assert unlike_unsharded(measurement(cell(micro_batch=1)), recorded) == [], "another order of the sums"
+    right = run_record().ranks[0].losses
+    off = with_rank(losses=(*right[:6], *(1.001 * loss for loss in right[6:])))
+    (error,) = unlike_unsharded(off, recorded)
+    assert "unlike the unsharded model, loss of step 6" in error
+    (error,) = unlike_unsharded(with_rank(start_gradient_norm=2.51), recorded)
+    assert "start gradient norm 2.5 -> 2.51" in error
+
+
+def test_norm_of_bfloat16_cells_is_held_closer_to_the_unsharded_models_than_to_that_of_other_machines():
+    of = {"size": "0.6b", "link": LinkProfile.NATIVE}
+    recorded = invariants(cell(StrategyName.SINGLE, world_size=1, **of))
+    off = with_rank(of=cell(**of), start_gradient_norm=2.5 * 1.02)
+    assert len(unlike_unsharded(off, recorded)) == 1
+    assert differences(off, invariants(cell(**of))) == []
+
+
+def test_what_is_not_the_same_computation_is_not_compared():
+    recorded = invariants(UNSHARDED)
+    wrong = {"start_gradient_norm": 7.0}
+    reseeded = msgspec.structs.replace(cell(), workload=msgspec.structs.replace(cell().workload, seed=1))
+    assert unlike_unsharded(with_rank(of=reseeded, **wrong), recorded) == []
+    other = msgspec.structs.replace(cell(), options=Options(optimizer_state=ComputeDtype.BFLOAT16))
+    right = run_record().ranks[0].losses
+    later = with_rank(of=other, losses=(right[0], *(1.1 * loss for loss in right[1:])))
+    assert unlike_unsharded(later, recorded) == [], "other options: the first step alone"
+    assert unlike_unsharded(with_rank(of=other, **wrong), recorded) != []

@@ -3,7 +3,9 @@
 import pytest
 
 from perf.facts.failure import FailureKind, LaunchError
-from tests.factory import run_record
+from perf.judge import baseline as baselines
+from strategies.spec import StrategyName
+from tests.factory import cell, invariants, run_record
 from tests.scripted_suite import RECORDED_S, ScriptedRun, alone, labelled
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -26,6 +28,9 @@ def test_resumed_test_run_says_what_it_said_before(tmp_path, outlier):
     resumed = ScriptedRun(tmp_path, labelled(8), script)
     assert resumed.go() == outcomes
     assert resumed.candidate.made == []
+    told = resumed.results.shift()
+    ScriptedRun(tmp_path, labelled(2), script).go()
+    assert resumed.results.shift() == told, "two cells of it cannot take that back"
 
 
 @pytest.mark.parametrize("reference", [None, lambda *_: slower(0)], ids=["alone", "beside a good build"])
@@ -126,10 +131,20 @@ def test_half_a_pair_is_left_alone_when_a_test_run_goes_on(tmp_path):
     """Interrupted between the two runs of a pair: their neighbours in time are gone."""
     script = lambda label, _: slower(1.7 if label == "a" else 0)  # noqa: E731
     begun = ScriptedRun(tmp_path, labelled(3), script, reference=script)
-    for cell in begun.cells:
-        begun.suite.measure(cell, 6)
+    for of in begun.cells:
+        begun.suite.measure(of, 6)
     begun.suite._write(begun.reference, begun.reference.run(begun.cells[0], 6))
     resumed = ScriptedRun(tmp_path, labelled(3), script, reference=script)
     assert set(resumed.go().values()) == {"PASS"}
     pairs = [("a", index) for index in (7, 8, 9, 10)]
     assert (resumed.reference.made, resumed.candidate.made) == (pairs, pairs)
+
+
+@pytest.mark.parametrize(("norm", "outcome"), [(2.5, "NO_BASELINE"), (2.6, "WRONG")])
+def test_cell_of_which_nothing_is_recorded_has_to_compute_what_the_unsharded_model_does(tmp_path, norm, outcome):
+    run = ScriptedRun(tmp_path, labelled(1), lambda *_: slower(0))
+    for path in (tmp_path / "baselines").rglob("*.json"):
+        path.unlink()
+    baselines.write(tmp_path / "baselines", invariants(cell(StrategyName.SINGLE, world_size=1)))
+    run.candidate.changes = {("a", index): {"start_gradient_norm": norm} for index in range(3)}
+    assert run.go() == {"a": outcome}

@@ -14,6 +14,7 @@ from perf.facts.hardware import Node
 from perf.facts.outcome import Outcome
 from perf.facts.record import RunRecord
 from perf.judge import baseline as baselines
+from perf.judge.approval import unfit
 from perf.measure.connection import ROOT
 from perf.settings import Settings
 from perf.suite import Suite
@@ -50,6 +51,21 @@ def test_resume_with_another_fault_is_refused_and_overwrites_nothing(suite_runs)
     assert {path: path.read_bytes() for path in kept} == kept
 
 
+def test_resume_adds_runs_to_chosen_cells_of_another_matrix(suite_runs):
+    """Each once, then the best of them more often, in one test run."""
+    folder = suite_runs.record("--perf-runs=1").results.folder
+    whole = suite_runs.matrix
+    suite_runs.matrix = whole.with_name("picks.toml")
+    suite_runs.matrix.write_text("[[cells]]" + whole.read_text().split("[[cells]]")[1])
+    suite_runs.run("--perf-runs=2", f"--perf-resume={folder}")
+    results = Results(folder)
+    assert [len(results.runs(cell_id)) for cell_id in (SINGLE, DDP)] == [2, 1]
+    manifest = results.manifest()
+    assert (manifest.plan.runs, manifest.matrix) == (2, "cells.toml, picks.toml")
+    assert [cell.id for cell in manifest.cells] == [SINGLE, DDP]
+    assert "1 of 2 runs" in unfit(results.measurements()[1]), "no baseline"
+
+
 def test_cells_in_the_order_of_the_matrix_are_all_asked_where_their_step_goes(suite_runs):
     outcomes = suite_runs.run("--perf-in-order", "--perf-profile", "--perf-runs=1", "--perf-seed=1", evidence=True)
     results = outcomes.results
@@ -68,11 +84,10 @@ def test_resume_with_another_plan_or_matrix_is_refused(suite_runs):
     other_plan = suite_runs.run(f"--perf-resume={folder}", plan=("--perf-steps=7",))
     assert other_plan.exit_code == pytest.ExitCode.USAGE_ERROR
     assert "start a new test run" in other_plan.text
-    _, _, ddp = suite_runs.matrix.read_text().split("[[cells]]")
-    suite_runs.matrix.write_text(f"[[cells]]{ddp}")
+    suite_runs.matrix.write_text(suite_runs.matrix.read_text().replace('"gloo"', '"gloo"\nmicro_batch = 1'))
     other_cells = suite_runs.run(f"--perf-resume={folder}")
     assert other_cells.exit_code == pytest.ExitCode.USAGE_ERROR
-    assert f"about other cells, such as {SINGLE}" in other_cells.text
+    assert f"another cell of the name {SINGLE}" in other_cells.text
 
 
 @pytest.mark.long

@@ -21,6 +21,7 @@ from perf.facts.rates import KINDS
 from perf.judge import baseline as baselines
 from perf.judge.approval import Consent, Proposal, propose, propose_ceilings
 from perf.judge.baseline import Baseline, Invariants, RecordedCeilings, Store
+from perf.judge.correctness import unlike_unsharded
 from perf.judge.preflight import Doubts, Preflight, doubts
 from perf.judge.rule import OVERRIDES, overrides, prior_sd, rule_for
 from perf.settings import BASELINES, LOCAL_BASELINES
@@ -88,6 +89,9 @@ def _approve(results: Results, root: Path, consent: Consent, invariants_only: bo
             rule=rule,
             said=said.get(cell.id),
         )
+        unsharded = store.load_unsharded(cell) if old_invariants is None else None
+        if unsharded is not None and (errors := unlike_unsharded(measurement, unsharded)):
+            proposal = Proposal(cell_id=cell.id, refusal=errors[0])
         doubted = in_doubt.of_cell(is_host_bound=is_host_bound(measurement)) if machine.is_gpu else ()
         if doubted and not consent.accept_regression:
             refusal = f"the node is not comparable: {doubted[0]}; if meant: --accept-regression --reason ..."

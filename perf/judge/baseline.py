@@ -19,6 +19,7 @@ from perf.facts.hardware import Machine
 from perf.facts.measurement import RankLedger
 from perf.facts.rates import KINDS, Ceilings
 from perf.facts.record import Software
+from strategies.spec import LinkProfile, Mode, StrategyName
 from strategies.value import Value
 
 INVARIANTS, CEILINGS = "invariants", "ceilings"
@@ -167,6 +168,18 @@ class Store:
     def load_invariants(self, cell: Cell) -> Invariants | None:
         """The cell's invariants, or None. Raises ValueError when the file is damaged."""
         return self._find(INVARIANTS, cell.id, Invariants)
+
+    def load_unsharded(self, cell: Cell) -> Invariants | None:
+        """Those of the unsharded model of a cell's size on its kind of device, or None.
+
+        Raises ValueError when the file is damaged.
+        """
+        link = LinkProfile.GLOO if cell.device_kind == "cpu" else LinkProfile.NATIVE
+        names = (
+            f"{StrategyName.SINGLE}-{cell.size}-{mode}-w1-{link}" for mode in (cell.mode, Mode.COMPILE, Mode.EAGER)
+        )
+        found = (self._find(INVARIANTS, name, Invariants) for name in names if name != cell.id)
+        return next(filter(None, found), None)
 
     def load_ceilings(self, machine: Machine) -> RecordedCeilings | None:
         """What machines of exactly this key have reached, or None. Raises ValueError when the file is damaged."""

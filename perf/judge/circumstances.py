@@ -4,11 +4,19 @@ from collections.abc import Sequence
 
 import msgspec
 
-from perf.facts.measurement import STEP_TIME
+from perf.facts.measurement import STEP_TIME, Measurement
 from perf.facts.outcome import Outcome
+from perf.judge.baseline import Invariants
 from perf.judge.breaker import Shift
+from perf.judge.correctness import unlike_unsharded
 from perf.judge.preflight import Doubts
 from perf.judge.verdict import Verdict, most_urgent
+
+
+def beside_unsharded(verdict: Verdict, measurement: Measurement, unsharded: Invariants | None) -> Verdict:
+    """What is said of a cell of which nothing is recorded, where the unsharded model is: it has to compute the same."""
+    errors = [] if unsharded is None else unlike_unsharded(measurement, unsharded)
+    return msgspec.structs.replace(verdict, outcome=Outcome.WRONG, reasons=tuple(errors)) if errors else verdict
 
 
 def doubted(verdict: Verdict, doubts: Doubts, *, is_host_bound: bool) -> Verdict:

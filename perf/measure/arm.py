@@ -19,6 +19,7 @@ from perf.facts.record import RankRecord, RunRecord, Software
 from perf.measure.evidence import Evidence, collect
 from perf.measure.launch import Launcher
 from perf.measure.reference import Build
+from strategies.spec import LinkProfile
 
 NUM_TRACED_STEPS = PLAIN_STEPS + OPENING_STEPS + PROFILED_STEPS
 Watch = Callable[[str, int], Callable[[dict[str, Any]], None]]
@@ -78,13 +79,15 @@ class Arm:
         Returns:
             The seconds it took; 0 for a cell that needs none or has had its own.
         """
-        if not cell.layout.compiled or cell.id in self._primed:
+        # The same on every link: what is compiled are the layers of one rank.
+        compiled = cell.id if cell.device_kind == "cpu" else msgspec.structs.replace(cell, link=LinkProfile.NATIVE).id
+        if not cell.layout.compiled or compiled in self._primed:
             return 0.0
         self.launcher.start()
         begun = time.monotonic()
         short = msgspec.structs.replace(plan, warmup_steps=2, timed_steps=0)
         self._launch(cell, short, None, watch("priming", 2))
-        self._primed.add(cell.id)
+        self._primed.add(compiled)
         return time.monotonic() - begun
 
     def run(self, cell: Cell, index: int, plan: SamplingPlan, watch: Watch, *, fault: Fault | None = None) -> RunRecord:

@@ -69,7 +69,8 @@ def draw(page: Page, path: Path) -> Path:
 def _figure(page: Page) -> Figure:
     width = min(max(_LEAST_WIDTH, _LEFT + _RIGHT + _SLOT * len(page.visits)), _MOST_WIDTH)
     plot_width = width - _LEFT - _RIGHT
-    legend, head, key = _legend(page), _head(page), _key(page, width)
+    head = [row for text in _head(page) for row in textwrap.wrap(text, int(width / _CHARACTER))]
+    legend, key = _legend(page), _key(page, width)
     columns = max(1, int((width - 0.3) / (0.6 + _CHARACTER * max(len(str(one.get_label())) for one in legend))))
     header = 0.45 + _ROW * (len(head) + math.ceil(len(legend) / columns))
     above = _ABOVE * (1 + bool(page.changes) + any(panel.steps for panel in page.panels))

@@ -31,6 +31,7 @@ class PublishedTable(Value, frozen=True, kw_only=True):
     source: str
     machine: str
     workload: str
+    num_ranks: int
     rows: tuple[PublishedRow, ...]
 
 

@@ -21,9 +21,11 @@ from perf.measure.connection import ROOT
 from perf.tell import conditions, reading, tables
 from perf.tell.bars import CHARTS
 from perf.tell.charts import write_charts
+from perf.tell.exports import FinishedTestRun
 from perf.tell.history_section import write_section
 from perf.tell.markdown import fence, one_line, printable, without_tags
 from perf.tell.published import PublishedTable, published_tables
+from perf.tell.ranking import ranking_table
 from perf.tell.render import (
     TABLE_HEADER,
     accept_command,
@@ -77,6 +79,7 @@ def write_report(results: Results) -> list[Path]:
     verdicts = _verdicts(results, manifest.cells, frame)
     beside = [(one, results.reference_runs(one.cell.id)) for one in measurements]
     references = [measure(one.cell, one.plan, runs) for one, runs in beside if runs]
+    test_run = FinishedTestRun(manifest=manifest, verdicts=tuple(verdicts.values()), measurements=tuple(measurements))
     charts = write_charts([*measurements, *references], folder)
     histories = write_section(results, measurements, verdicts)
     shown_folder = _shown(folder.resolve())
@@ -102,7 +105,9 @@ def write_report(results: Results) -> list[Path]:
         "histories": histories,
         "time": tables.time_table(frame, manifest.cells),
         "settings": tables.settings_table(manifest.cells),
-        "published": [(table, published_rows(table)) for table in _published(measurements)],
+        "published": [
+            (table, published_rows(table), ranking_table(table, test_run)) for table in _published(measurements)
+        ],
         "environment": environment_table(measurements),
         "limits": reading.limits(measurements, manifest.plan),
         "folder": shown_folder,

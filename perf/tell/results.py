@@ -153,13 +153,13 @@ class Results:
         if manifest.beside != beside:
             then, now = (text or "with nothing beside" for text in (manifest.beside, beside))
             raise ValueError(f"{self.folder} was measured {then}, not {now}; start a new test run")
-        if manifest.plan != plan:
+        if msgspec.structs.replace(manifest.plan, runs=plan.runs) != plan:
             raise ValueError(f"{self.folder} was measured with {manifest.plan}, not with {plan}; start a new test run")
         known = {cell.id: cell for cell in cells}
-        other = [cell.id for cell in manifest.cells if known.get(cell.id) != cell]
+        other = [cell.id for cell in manifest.cells if known.get(cell.id, cell) != cell]
         if other:
             raise ValueError(
-                f"{self.folder} is about other cells, such as {other[0]}; resume it with its own --perf-matrix"
+                f"{self.folder} has another cell of the name {other[0]}; resume it with its own --perf-matrix"
             )
 
     def manifest(self) -> Manifest:
@@ -168,12 +168,17 @@ class Results:
     def write_manifest(self, manifest: Manifest) -> None:
         jsonfile.write(self.folder / MANIFEST, manifest)
 
-    def add_cells(self, cells: Iterable[Cell]) -> None:
-        """Of a test run that goes on with more of them."""
-        manifest = self.manifest()
-        known = {cell.id: cell for cell in (*manifest.cells, *cells)}
-        if len(known) > len(manifest.cells):
-            self.write_manifest(msgspec.structs.replace(manifest, cells=tuple(known.values())))
+    def go_on(self, cells: Iterable[Cell], plan: SamplingPlan, matrix: str) -> None:
+        """Of a test run that is resumed: with more cells perhaps, more runs of each, or those of another matrix."""
+        old = self.manifest()
+        whole = msgspec.structs.replace(
+            old,
+            cells=tuple({cell.id: cell for cell in (*old.cells, *cells)}.values()),
+            plan=msgspec.structs.replace(plan, runs=max(plan.runs, old.plan.runs)),
+            matrix=old.matrix if matrix in old.matrix.split(", ") else f"{old.matrix}, {matrix}",
+        )
+        if whole != old:
+            self.write_manifest(whole)
 
     def write_preflight(self, preflight: Preflight) -> Path:
         jsonfile.write(self.folder / PREFLIGHT, preflight)

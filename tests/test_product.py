@@ -166,7 +166,7 @@ def test_data_degree_may_be_left_out():
         ("dp.tp2.pp2", 6, "6 / (2 x 2 x 1) = 1.5; change one of them"),
         ("tp2.pp2", 8, "tp 2 = 4 ranks, not 8"),
         ("dp1.tp2", 2, "cuts nothing along one axis"),
-        ("dp0.tp2", 2, "name it 1"),
+        ("dp0.tp2", 2, "leave it out, or take more ranks"),
         ("tp0.pp2", 2, "tp 0: every part needs at least 2 ranks"),
         ("dp.tp0", 2, "tp 0: every part needs at least 2 ranks"),
         ("tp_sp4.ring2", 8, "kv heads 2 do not divide by tensor degree 4"),

@@ -51,6 +51,7 @@ def test_resume_with_another_fault_is_refused_and_overwrites_nothing(suite_runs)
     assert {path: path.read_bytes() for path in kept} == kept
 
 
+@pytest.mark.long
 def test_resume_adds_runs_to_chosen_cells_of_another_matrix(suite_runs):
     """Each once, then the best of them more often, in one test run."""
     folder = suite_runs.record("--perf-runs=1").results.folder

@@ -231,7 +231,10 @@ def _continue(
     other_recipe = baseline.recipe.differences(measurement.recipe)
     is_asked = not other_recipe and not consent.accept_regression
     if is_asked and (said is Outcome.REGRESSED or _is_worse(measurement, baseline, invariants, rule)):
-        return Proposal(cell_id=cell_id, refusal="worse than the baseline; if meant: --accept-regression --reason ...")
+        return Proposal(
+            cell_id=cell_id,
+            refusal="worse than the baseline; if meant, as a new series: --accept-regression --reason ...",
+        )
     night = night_of(measurement, origin)
     if not other_recipe and baseline.nights[-1].origin.is_continued_by(origin):
         nights, summary = (*baseline.nights, night), f"night {len(baseline.nights) + 1} of the series"

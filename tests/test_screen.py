@@ -126,6 +126,20 @@ def test_tool_prints_each_candidate_and_writes_the_fastest_as_a_matrix(first, tm
     assert starred == ["fsdp2", "ddp", "tp"]
 
 
+def test_a_pick_of_one_link_is_taken_over_the_others_too_on_request(tmp_path):
+    times_s = {
+        factory.cell(name, size="0.6b", link=link): step_time_s
+        for link, ddp_s, fsdp2_s in ((LinkProfile.NATIVE, 0.2, 0.1), (LinkProfile.NO_P2P, 0.3, 0.4))
+        for name, step_time_s in (("ddp", ddp_s), ("fsdp2", fsdp2_s), ("zero1", 1.0))
+    }
+    run = screened(tmp_path, "run", "2026-11-29T01:00:00+00:00", times_s)
+    for options, num_picks in (([], 2), (["--every-link"], 4)):
+        picks = tmp_path / f"{num_picks}.toml"
+        assert main([str(run.folder), "--into", str(picks), *options]) == 0
+        assert len(from_file(picks)) == num_picks
+    assert {cell.strategy for cell in from_file(picks)} == {"ddp", "fsdp2"}
+
+
 def test_tool_reads_a_whole_test_run(tmp_path, capsys):
     assert main([str(write_test_run(tmp_path))]) == 0
     assert "left out: " in capsys.readouterr().out

@@ -8,6 +8,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
+
+from perf.facts.cell import Cell
 from perf.facts.matrix import as_toml
 from perf.facts.measurement import PEAK_ALLOCATED, THROUGHPUT
 from perf.tell.exports import FinishedTestRun, read_test_run
@@ -16,6 +19,7 @@ from perf.tell.render import quantity
 from perf.tell.results import Results
 from perf.tell.screen import MARGIN, Candidate, Group, fastest, groups_of
 from perf.tell.sections import Section, show
+from strategies.spec import LinkProfile
 
 HEADER = ("", "axis", "candidate", "mode", "throughput", "of the fastest", "peak allocated", "runs")
 
@@ -31,6 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         test_runs = [read_test_run(Results.open(folder)) for folder in options.folders]
         groups = groups_of(test_runs)
         picks = [pick for candidates in groups.values() for pick in fastest(candidates, options.margin)]
+        if options.every_link:
+            names = {_without_link(pick.cell) for pick in picks}
+            measured = [candidate for candidates in groups.values() for candidate in candidates]
+            picks = [candidate for candidate in measured if _without_link(candidate.cell) in names]
         if options.into and picks:
             options.into.write_text(as_toml([pick.cell for pick in picks]), encoding="utf-8")
     except (ValueError, OSError) as error:
@@ -44,6 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.into:
         print(f"picked (*): {len(picks)} of {sum(map(len, groups.values()))}; pytest perf --perf-matrix {options.into}")
     return 0
+
+
+def _without_link(cell: Cell) -> Cell:
+    """The same for cells that differ in their link alone."""
+    return msgspec.structs.replace(cell, link=LinkProfile.NATIVE)
 
 
 def _page(groups: Mapping[Group, Sequence[Candidate]], picked: set[str]) -> list[Section]:
@@ -84,6 +97,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--into", type=Path, metavar="FILE", help="write the fastest as a matrix file")
     as_fast = f"take also what is slower by this share at most: one run cannot tell (default: {MARGIN})"
     parser.add_argument("--margin", type=float, default=MARGIN, metavar="SHARE", help=as_fast)
+    links = "take each also over the other links that were measured, so that links can be compared cell by cell"
+    parser.add_argument("--every-link", action="store_true", help=links)
     return parser
 
 

@@ -1,6 +1,5 @@
 """The pytest plugin: options, fixtures, and the order in which cells are measured. Thin, on public pytest only."""
 
-import contextlib
 import random
 import time
 from collections.abc import Generator
@@ -72,8 +71,7 @@ def pytest_configure_node(node: Any) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Leaves no empty folder behind where nothing was measured."""
     if RESULTS in config.stash and _worker_id(config) is None:
-        with contextlib.suppress(OSError):
-            config.stash[RESULTS].folder.rmdir()
+        config.stash[RESULTS].leave_if_empty()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -213,7 +213,7 @@ class Trials:
             return
         rule, _ = self.suite.rule(cell, baseline)
         sd = rule.sd_of(baseline.levels)
-        change = math.log1p(verdict.looks[0].change if verdict.looks else times[0].change)
+        change = math.log1p(times[0].change)
         self._screens.append(Screen(cell_id=cell.id, change=change, suspicious=verdict.suspicious, sd=sd))
 
     def _settled(self) -> Shift | None:

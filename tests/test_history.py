@@ -92,6 +92,17 @@ def test_planted_and_unsound_test_runs_are_left_out_and_counted(tmp_path):
     assert [one.reason for one in history.left_out_of(DDP.id, factory.CPU.key)] == reasons
 
 
+def test_comparisons_side_by_side_are_no_points_of_it(tmp_path):
+    """What was on trial there may be another build, or this one under a variable."""
+    keep(tmp_path, 0, 0.1)
+    compared = keep(tmp_path, 1, 0.2)
+    beside = "every cell of this checkout with NCCL_P2P_DISABLE=1 beside itself without"
+    compared.write_manifest(msgspec.structs.replace(compared.manifest(), beside=beside, side_by_side=True))
+    history = gather(tmp_path)
+    assert medians(history) == [[0.1]]
+    assert [one.reason for one in history.left_out_of(DDP.id, factory.CPU.key)] == [beside]
+
+
 def test_one_planted_run_of_three_is_enough(tmp_path):
     results = keep(tmp_path, 0, 0.1, 0.1)
     planted = keep(tmp_path / "elsewhere", 0, 0.1, fault="slow_step=0.5").runs(DDP.id)[0]

@@ -131,7 +131,10 @@ def test_test_runs_of_the_same_second_get_folders_of_their_own(tmp_path, monkeyp
     for _ in range(2):
         for results in begun:
             results.claim()
+    other = Results.new(tmp_path)
+    other.leave_if_empty()
     names = [results.folder.name for results in begun]
+    assert all(results.folder.is_dir() for results in begun), "it has claimed none"
     assert names == ["2026-11-29T14-03-22", "2026-11-29T14-03-22-2", "2026-11-29T14-03-22-3"]
 
 

@@ -118,7 +118,7 @@ def gather(
                 measurement = _measurement(results, manifest, cell)
                 if measurement is None or _identity(measurement) in seen:
                     continue
-                reason = _objection(results, measurement)
+                reason = manifest.beside if manifest.side_by_side else _objection(results, measurement)
             except _DAMAGE as error:
                 unreadable.append(str(error))
                 continue

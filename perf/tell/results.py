@@ -130,6 +130,12 @@ class Results:
             except FileExistsError:
                 self.folder = self.folder.parent / f"{run_id}-{next(numbers)}"
 
+    def leave_if_empty(self) -> None:
+        """Removes the folder of a test run that was not to be; one that is another's was never claimed."""
+        if self._is_claimed:
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()
+
     @classmethod
     def open(cls, folder: Path) -> "Results":
         """The results of an existing test run. Raises ValueError when the folder is not one."""

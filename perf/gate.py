@@ -13,6 +13,7 @@ from perf.facts.measurement import PEAK_ALLOCATED, measure
 from perf.facts.outcome import Outcome
 from perf.facts.record import RunRecord
 from perf.judge.approval import provisional
+from perf.judge.correctness import differences, intrinsic_errors
 from perf.judge.rule import MIB, Rule, prior_sd
 from perf.judge.selftest import EXTRA_MIB, SelfTest, evaluate, planted, samples_of, table
 from perf.judge.verdict import memory_comparisons
@@ -51,7 +52,7 @@ class Gate:
             reason = str(error)
         else:
             prior = prior_sd(self._suite.store, self._suite.machine(cell))
-            return evaluate(cell.id, samples_of(runs), prior, memory_found(cell, runs))
+            return evaluate(cell.id, samples_of(runs), prior, memory_found(cell, runs), numbers_off(cell, runs))
         pytest.fail(reason, pytrace=False)  # outside of the except: pytest would show both, one inside the other
 
     def conclude(self, found: SelfTest) -> None:
@@ -59,11 +60,20 @@ class Gate:
         jsonfile.write(self._suite.results.folder / "selftest" / f"{found.cell_id}.json", found)
         self._item.config.stash.setdefault(LINES, []).append(table(found))
         self._item.user_properties += [(f"found at {point.planted:g}", repr(point.alone)) for point in found.points]
+        if found.faults:
+            pytest.fail("; ".join(found.faults), pytrace=False)
         if not found.is_gated:
             self._item.config.stash[UNJUDGED] = True
             pytest.skip(f"{found.cell_id} is too noisy here to be gated on time")
-        if found.faults:
-            pytest.fail("; ".join(found.faults), pytrace=False)
+
+
+def numbers_off(cell: Cell, runs: Sequence[RunRecord]) -> list[str]:
+    """Why the first gate would be red: each run against what they all recorded. No planted fault changes a number."""
+    together = measure(cell, msgspec.structs.replace(runs[0].plan, runs=1), list(runs))
+    if errors := intrinsic_errors(together):
+        return errors
+    _, recorded = provisional(together, "selftest")
+    return differences(together, recorded)
 
 
 def memory_found(cell: Cell, runs: Sequence[RunRecord]) -> bool | None:

@@ -76,8 +76,7 @@ def test_start_loss_of_a_checkpoint_is_its_own():
 
 
 def test_parameters_are_counted_once_over_all_ranks():
-    counted_twice = with_rank(num_parameters=279_360)
-    assert intrinsic_errors(counted_twice) == [
+    assert intrinsic_errors(with_rank(num_parameters=279_360)) == [
         "run 0: the ranks hold 558,720 parameters together, the model has 279,360"
     ]
     assert len(intrinsic_errors(with_rank(0, num_parameters=279_359))) == 1
@@ -179,13 +178,35 @@ def test_loss_curve_of_tiny_repeats_within_1e_4(step, factor, is_wrong):
     assert found == [f"run 0: loss of step {step}: {old:.6f} -> {losses[step]:.6f} (band 0.0001)"] * is_wrong
 
 
-@pytest.mark.parametrize(("name", "band"), [("start_gradient_norm", 1e-4), ("end_gradient_norm", 1e-2)])
+@pytest.mark.parametrize(
+    ("name", "band", "allowed"),
+    [("start_gradient_norm", 1e-4, "band 0.0001"), ("end_gradient_norm", 1e-2, "more than a factor of 1.01 apart")],
+)
 @pytest.mark.parametrize(("share", "is_wrong"), [(0.9, False), (-0.9, False), (1.1, True), (-1.1, True)])
-def test_gradient_norm_of_tiny_repeats_within_its_band(name, band, share, is_wrong):
+def test_gradient_norm_of_tiny_repeats_within_its_band(name, band, allowed, share, is_wrong):
     old = getattr(invariants(), name)
     new = old * (1 + share * band)
-    text = f"run 0: {name.replace('_', ' ')} {old:.6g} -> {new:.6g} (band {band:g})"
+    text = f"run 0: {name.replace('_', ' ')} {old:.6g} -> {new:.6g} ({allowed})"
     assert differences(with_rank(**{name: new}), invariants()) == [text] * is_wrong
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_wrong"),
+    [
+        (0.58035, 1.24922, False),  # tp_sp-0.6b-cudagraph, 29 steps, one run of six
+        (1.87533, 2.52989, False),  # fsdp2-0.6b-compile beside its reference, one run of 97
+        (1.902, 1.3126, False),  # ddp-0.6b-compile, the least of 89 runs, and what is usual
+        (0.364, 1.035, False),  # the unsharded model on one GPU, step 28
+        (16.6, 95.5, True),  # a race for a buffer
+        (1.9, 1.9 / 4.001, True),
+        (1.9, None, True),
+    ],
+)
+def test_last_gradient_norm_of_bfloat16_on_gpus_may_be_what_equal_runs_were(old, new, is_wrong):
+    of = cell(size="0.6b", link=LinkProfile.NATIVE)
+    recorded = msgspec.structs.replace(invariants(of), end_gradient_norm=old)
+    found = differences(with_rank(of=of, end_gradient_norm=new), recorded)
+    assert [error.startswith(f"run 0: end gradient norm {old:.6g} -> ") for error in found] == [True] * is_wrong
 
 
 def test_bfloat16_has_wider_bands_than_float32():
@@ -195,20 +216,12 @@ def test_bfloat16_has_wider_bands_than_float32():
     of = cell(size="0.6b", link=LinkProfile.NATIVE)
     slightly_off = tuple(loss * 1.01 for loss in run_record(of).ranks[0].losses)
     assert differences(with_rank(of=of, losses=slightly_off), invariants(of)) == []
-    far_off = tuple(loss * 1.03 for loss in run_record(of).ranks[0].losses)
-    assert len(differences(with_rank(of=of, losses=far_off), invariants(of))) == 1
+    assert len(differences(with_rank(of=of, losses=tuple(1.02 * loss for loss in slightly_off)), invariants(of))) == 1
 
 
 def test_another_number_of_losses_says_both_counts():
     found = differences(with_losses((START,) * 4), invariants())
     assert "run 0: 4 losses, 15 recorded" in found
-
-
-def test_gradient_norms_of_a_buffer_race_are_said_old_to_new():
-    recorded = msgspec.structs.replace(invariants(), end_gradient_norm=16.6)
-    assert differences(with_rank(end_gradient_norm=95.5), recorded) == [
-        "run 0: end gradient norm 16.6 -> 95.5 (band 0.01)"
-    ]
 
 
 ALL_REDUCE = run_record().ranks[0].ledger[0]

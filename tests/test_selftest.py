@@ -11,11 +11,11 @@ from msgspec.structs import replace
 from perf.facts import jsonfile
 from perf.facts.fault import Fault, FaultKind
 from perf.facts.stats import robust_sd
-from perf.gate import memory_found
+from perf.gate import memory_found, numbers_off
 from perf.judge.selftest import Sample, SelfTest, evaluate, fit, planted, samples_of, table
 from perf.measure.connection import ROOT
 from strategies.spec import LinkProfile
-from tests.factory import cell, run_record
+from tests.factory import cell, change_ranks, run_record
 from tests.suite_runs import DDP
 
 RECORDED = sorted((ROOT / "docs/two-h200/selftest").glob("*.json"))
@@ -78,12 +78,35 @@ def test_false_alarms_are_told():
     assert "not judged" not in table(found)
 
 
+def test_run_that_is_called_wrong_though_it_computes_the_same_is_a_false_alarm():
+    found = evaluate(DDP, pool(num_runs=5), 0.002, None, ["run 7: end gradient norm 1.9 -> 9"])
+    assert found.faults[0] == "a run that computes the same is WRONG: run 7: end gradient norm 1.9 -> 9"
+    assert "numbers: WRONG 1 times" in table(found)
+    assert "numbers: right in every run" in table(replace(found, wrong=()))
+
+
+def test_numbers_of_each_run_are_held_to_those_of_all():
+    of = cell(size="0.6b", link=LinkProfile.NATIVE)
+    runs = [run_record(of, index=index) for index in range(5)]
+    usual = runs[0].ranks[0].end_gradient_norm
+    slow = Fault(kind=FaultKind.SLOW_STEP, amount=1)
+    runs[4] = replace(change_ranks(runs[4], end_gradient_norm=2 * usual), fault=slow)
+    assert numbers_off(of, runs) == [], "one that is off and last is not what the others are held to"
+    runs[3] = change_ranks(runs[3], end_gradient_norm=5 * usual)
+    (error,) = numbers_off(of, runs)
+    assert error.startswith(f"run 3: end gradient norm {usual:.6g} -> {5 * usual:.6g} ")
+    runs[1] = change_ranks(runs[1], tokens_per_step=1)
+    assert numbers_off(of, runs)[0].startswith("run 1: "), "what is wrong by itself is said alone"
+
+
 def test_noisy_cell_is_said_not_to_be_gated():
     found = evaluate(DDP, pool(between=0.08, num_runs=10), 0.04, None)
     assert not found.is_gated
     assert "too noisy to gate" in table(found)
     assert "not judged" in table(found)
     assert "NOT SOUND" not in table(found)
+    assert found.faults == []
+    assert replace(found, wrong=("run 7: ...",)).faults == ["a run that computes the same is WRONG: run 7: ..."]
 
 
 def test_everything_is_planted_in_turn_and_memory_three_times():
@@ -104,6 +127,7 @@ def test_self_test_of_a_real_cell_measures_and_shows_its_curve(suite_runs):
     assert outcomes.exit_code in (0, 1, 8), "one cell alone may be as noisy as it likes"
     assert (outcomes.exit_code == 8) is ("not judged" in outcomes.text)
     found = jsonfile.read(folder / f"{DDP}.json", SelfTest)
+    assert found.wrong == ()
     assert evaluate(DDP, found.samples, found.prior_sd, found.memory_found) == found, "the file can be judged again"
     records = {path: path.read_bytes() for path in folder.glob(f"{DDP}/*.json")}
     (folder / DDP / "8.json").unlink()

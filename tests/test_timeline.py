@@ -95,6 +95,7 @@ def test_opening_step_is_left_out_and_a_step_on_the_device_ends_with_what_was_la
     found = timeline(events, on_gpu=True, opening_steps=1)
     assert [milliseconds(split) for split in found.steps] == [(3, 0, 0, 1), (8, 0, 0, 3)]
     assert [split.step_time_s for split in found.steps] == pytest.approx([4e-3, 11e-3])
+    assert [(op.count, op.time_s) for op in found.ops] == [(1, 3e-3)], "of the shortest step"
 
 
 def test_communication_is_exposed_where_no_stream_computes():
@@ -182,6 +183,12 @@ def test_on_a_cpu_the_innermost_op_decides():
     }
 
 
+def test_on_a_cpu_too_the_ops_are_those_of_the_shortest_step():
+    marks = [event("step", Kind.STEP, start, duration) for start, duration in ((0, 10), (10, 30), (40, 8), (50, 10))]
+    ops = [event(f"op{start}", Kind.OP, start, 2) for start in (11, 41, 51)]
+    assert [op.name for op in timeline([*marks, *ops], on_gpu=False, opening_steps=1).ops] == ["op41"]
+
+
 def test_on_a_cpu_gloo_at_work_is_exposed_only_where_the_thread_is_in_no_op():
     events = [
         *steps(0, 10),
@@ -220,9 +227,9 @@ def test_parts_of_a_step_on_a_cpu_add_up_and_none_is_negative(ops, marks):
     events += [raw("optimizer", Kind.OPTIMIZER, mark) for mark in marks]
     found = timeline([*STEPS, *events], on_gpu=False, opening_steps=1)
     parts_add_up(found, [10, 10, 10])
-    assert sum(op.time_s for op in found.ops) * 3e9 == pytest.approx(
-        length(within(union(event.span for event in events if event.kind is Kind.OP), (10, 40)))
-    )
+    assert sum(op.time_s for op in found.ops) * 1e9 == pytest.approx(
+        length(within(union(event.span for event in events if event.kind is Kind.OP), (10, 20))), abs=1e-6
+    ), "of the first of the shortest steps"
 
 
 @given(st.lists(st.tuples(NAMES, SPANS, st.integers(0, 39), st.integers(0, 3)), min_size=1, max_size=20), MARKS)

@@ -3,6 +3,8 @@
 And what would become a machine's recorded ceilings, from a preflight.
 """
 
+import statistics
+
 from perf.facts.measurement import (
     PEAK_ALLOCATED,
     PEAK_RESERVED,
@@ -136,11 +138,14 @@ def night_of(measurement: Measurement, origin: Origin) -> Night:
 
 
 def invariants_of(measurement: Measurement, origin: Origin) -> Invariants:
-    """Of the last run: they are the same in every run, or the measurement is wrong."""
+    """Of the last run: they are the same in every run, or the measurement is wrong.
+
+    The norm of the last gradient is not, on GPUs: it is of the run in the middle.
+    """
     run = measurement.runs[-1]
-    start, end = run.ranks[0].start_gradient_norm, run.ranks[0].end_gradient_norm
+    start = run.ranks[0].start_gradient_norm
+    ends = [norm for run in measurement.runs if (norm := run.ranks[0].end_gradient_norm) is not None]
     assert start is not None
-    assert end is not None
     return Invariants(
         cell_id=measurement.cell.id,
         recipe=measurement.recipe,
@@ -148,7 +153,7 @@ def invariants_of(measurement: Measurement, origin: Origin) -> Invariants:
         num_parameters=sum(rank.num_parameters for rank in run.ranks),
         tokens_per_step=sum(rank.tokens_per_step for rank in run.ranks),
         start_gradient_norm=start,
-        end_gradient_norm=end,
+        end_gradient_norm=statistics.median_low(ends),
         losses=tuple(loss for loss in run.losses if loss is not None),
         ledger=ledgers(run),
         graph_breaks=max(rank.compile.graph_breaks for rank in run.ranks),

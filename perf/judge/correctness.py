@@ -17,17 +17,22 @@ START_LOSS_BAND = 0.3
 
 
 class Band(Value, frozen=True, kw_only=True):
-    """How far a recorded number may be off, as a fraction."""
+    """How far from a recorded number a measured one may be."""
 
     loss: float
+    """Of each step, as a fraction of it."""
     start_gradient_norm: float
-    end_gradient_norm: float
-    """Wider: AdamW's first updates are g / (|g| + eps), which turns rounding into differences of the weights."""
+    """As a fraction of it."""
+    end_gradient_factor: float
+    """Times more or less. AdamW's first updates are g / (|g| + eps), which turns rounding into differences of the
+    weights. In bfloat16 on a GPU, whose sums are in no fixed order, the norm is chaotic from about the twelfth step on:
+    one H200 alone, 0.6b, ten runs: within 0.5 % until step 11, at step 28 one of them 2.9 times the others, while no
+    loss was 0.01 % off. Losses tell small faults, this one a gradient that has nothing to do with the recorded one."""
 
 
 BANDS = {
-    ComputeDtype.FLOAT32: Band(loss=1e-4, start_gradient_norm=1e-4, end_gradient_norm=1e-2),
-    ComputeDtype.BFLOAT16: Band(loss=2e-2, start_gradient_norm=5e-2, end_gradient_norm=2.5e-1),
+    ComputeDtype.FLOAT32: Band(loss=1e-4, start_gradient_norm=1e-4, end_gradient_factor=1.01),
+    ComputeDtype.BFLOAT16: Band(loss=2e-2, start_gradient_norm=5e-2, end_gradient_factor=4.0),
 }
 
 
@@ -77,16 +82,9 @@ def number_differences(measurement: Measurement, invariants: Invariants) -> list
     band = BANDS[measurement.cell.workload.compute_dtype]
     found: list[tuple[int, str]] = []
     for run in measurement.runs:
-        errors = []
         losses = [loss for loss in run.losses if loss is not None]
-        errors += _loss_differences(losses, invariants, band)
-        for name in ("start_gradient_norm", "end_gradient_norm"):
-            old, allowed = getattr(invariants, name), getattr(band, name)
-            off = [norm for rank in run.ranks if not _close(norm := getattr(rank, name), old, allowed)]
-            if off:
-                new = "none" if off[0] is None else f"{off[0]:.6g}"
-                errors.append(f"{name.replace('_', ' ')} {old:.6g} -> {new} (band {allowed:g})")
-        found += [(run.index, error) for error in errors]
+        errors = _loss_differences(losses, invariants, band)
+        found += [(run.index, error) for error in errors + _norm_differences(run, invariants, band)]
     return _said_once(found, measurement)
 
 
@@ -112,8 +110,7 @@ def unlike_unsharded(measurement: Measurement, unsharded: Invariants) -> list[st
                 break
         old, new = unsharded.start_gradient_norm, run.ranks[0].start_gradient_norm
         if not _close(new, old, min(band.start_gradient_norm, UNSHARDED_NORM_BAND)):
-            told = "none" if new is None else f"{new:.6g}"
-            found.append((run.index, f"unlike the unsharded model, start gradient norm {old:.6g} -> {told}"))
+            found.append((run.index, f"unlike the unsharded model, start gradient norm {old:.6g} -> {_told(new)}"))
     return _said_once(found, measurement)
 
 
@@ -198,6 +195,17 @@ def _loss_differences(losses: list[float], invariants: Invariants, band: Band) -
     return []
 
 
+def _norm_differences(run: RunRecord, invariants: Invariants, band: Band) -> list[str]:
+    errors = []
+    old, share = invariants.start_gradient_norm, band.start_gradient_norm
+    if off := [norm for rank in run.ranks if not _close(norm := rank.start_gradient_norm, old, share)]:
+        errors.append(f"start gradient norm {old:.6g} -> {_told(off[0])} (band {share:g})")
+    old, factor = invariants.end_gradient_norm, band.end_gradient_factor
+    if off := [norm for rank in run.ranks if not _within(norm := rank.end_gradient_norm, old, factor)]:
+        errors.append(f"end gradient norm {old:.6g} -> {_told(off[0])} (more than a factor of {factor:g} apart)")
+    return errors
+
+
 def ledger_differences(recorded: Ledgers, now: Ledgers) -> list[str]:
     """Where the collectives of ranks differ, in words; bytes that a router decides count over all ranks together."""
     found: list[str] = []
@@ -236,3 +244,11 @@ def _entry_differences(old: tuple[LedgerEntry, ...], new: tuple[LedgerEntry, ...
 def _close(new: float | None, old: float, band: float) -> bool:
     """Written so that a missing number is never close."""
     return new is not None and abs(new - old) <= band * abs(old)
+
+
+def _within(new: float | None, old: float, factor: float) -> bool:
+    return new is not None and old / factor <= new <= old * factor
+
+
+def _told(norm: float | None) -> str:
+    return "none" if norm is None else f"{norm:.6g}"

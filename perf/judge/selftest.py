@@ -69,6 +69,8 @@ class SelfTest(Value, frozen=True, kw_only=True):
     points: tuple[Point, ...]
     memory_found: bool | None
     """Whether 64 MiB more are REGRESSED; None where the allocator has no statistics."""
+    wrong: tuple[str, ...] = ()
+    """What makes a run WRONG though none computes anything else: its numbers beside those of all runs."""
     samples: tuple[Sample, ...]
     """All of it comes from these, by `evaluate`."""
 
@@ -79,8 +81,10 @@ class SelfTest(Value, frozen=True, kw_only=True):
 
     @property
     def faults(self) -> list[str]:
-        """What a sound gate would not do, in words."""
-        found = []
+        """What a sound gate would not do, in words; of a cell that is too noisy for its time, of the numbers alone."""
+        found = [f"a run that computes the same is WRONG: {error}" for error in self.wrong]
+        if not self.is_gated:
+            return found
         none, most = self.points[0], self.points[-1]
         for name, share in (("alone", none.alone), ("side by side", none.beside)):
             if share > SOUND_FALSE_ALARMS:
@@ -116,7 +120,13 @@ def _has_more_memory(run: RunRecord) -> bool:
 
 
 def evaluate(
-    cell_id: str, samples: Sequence[Sample], prior_sd: float, memory_found: bool | None, *, seed: int = 0
+    cell_id: str,
+    samples: Sequence[Sample],
+    prior_sd: float,
+    memory_found: bool | None,
+    wrong: Sequence[str] = (),
+    *,
+    seed: int = 0,
 ) -> SelfTest:
     """The operating curve of a cell from its recorded runs. Equal samples give an equal curve.
 
@@ -139,6 +149,7 @@ def evaluate(
         noisy=sum(noisy) / len(noisy),
         points=tuple(points),
         memory_found=memory_found,
+        wrong=tuple(wrong),
         samples=tuple(samples),
     )
 
@@ -195,9 +206,12 @@ def table(found: SelfTest) -> str:
         *map(_row, found.points),
     ]
     memory = {None: "not gated here", True: "found", False: "NOT FOUND"}[found.memory_found]
-    faults = [f"NOT SOUND: {fault}" for fault in found.faults]
-    told = faults if found.is_gated else ["not judged: shares of the few baselines that are quiet enough say nothing"]
-    return "\n".join([*lines, f"  +{EXTRA_MIB} MiB: {memory}", *(f"  {text}" for text in told)])
+    told = [f"NOT SOUND: {fault}" for fault in found.faults]
+    if not found.is_gated:
+        told.append("not judged: shares of the few baselines that are quiet enough say nothing")
+    numbers = f"WRONG {len(found.wrong)} times" if found.wrong else "right in every run"
+    lines += [f"  +{EXTRA_MIB} MiB: {memory}", f"  numbers: {numbers}"]
+    return "\n".join([*lines, *(f"  {text}" for text in told)])
 
 
 def _row(point: Point) -> str:

@@ -25,14 +25,18 @@ class RankTrace(Value, frozen=True, kw_only=True):
     """Of the steps just before the profiler started."""
     steps: tuple[StepSplit, ...]
     ops: tuple[OpTime, ...]
-    """On a GPU its kernels, on a CPU the ops of the thread that makes the steps; most time first."""
+    """Of the shortest step, most time first: on a GPU its kernels, on a CPU the ops of the thread that makes it."""
     trace: str
     """File name of the trace, beside the record."""
     trace_bytes: int
 
-    def mean(self, part: str) -> float:
-        """Seconds a step of one part of the split, or of `step_time_s`; of a part that is not told, 0."""
-        return sum(getattr(step, part) or 0.0 for step in self.steps) / len(self.steps)
+    @property
+    def shortest(self) -> StepSplit:
+        """The step that tells most: what the profiler and the host add to some steps only makes these longer.
+
+        One step of `pp_1f1b` took 386, 398 and 248 ms under the profiler, and 232 ms without.
+        """
+        return min(self.steps, key=lambda step: step.step_time_s)
 
 
 class Evidence(Value, frozen=True, kw_only=True):
@@ -48,7 +52,7 @@ class Evidence(Value, frozen=True, kw_only=True):
     @property
     def critical(self) -> RankTrace:
         """The rank that waits least: what makes it slow makes the others wait."""
-        return min(self.ranks, key=lambda rank: rank.mean("exposed_communication_s"))
+        return min(self.ranks, key=lambda rank: rank.shortest.exposed_communication_s)
 
     @property
     def tells_optimizer(self) -> bool:

@@ -45,13 +45,13 @@ class StepSplit(Value, frozen=True, kw_only=True):
 
 
 class OpTime(Value, frozen=True, kw_only=True):
-    """A kernel, or an op of the host, in the mean of the profiled steps."""
+    """A kernel, or an op of the host, in one step."""
 
     name: str
     count: float
-    """Calls a step."""
+    """Calls."""
     time_s: float
-    """Seconds a step: of kernels all together, also where they run at the same time; of ops without those inside."""
+    """Seconds: of kernels all together, also where they run at the same time; of ops without those inside."""
 
 
 class Timeline(Value, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ class Timeline(Value, frozen=True, kw_only=True):
 
     steps: tuple[StepSplit, ...]
     ops: tuple[OpTime, ...]
-    """Most time first."""
+    """Of the shortest step, most time first."""
 
 
 def timeline(events: Sequence[Event], *, on_gpu: bool, opening_steps: int) -> Timeline:
@@ -99,15 +99,15 @@ def _on_device(events: Sequence[Event], marks: list[Event], opening_steps: int) 
     borders = [_end_of_launched_before(mark.start_ns, launch_of) for mark in marks[opening_steps:]]
     borders.append(_end_of_launched_before(marks[-1].end_ns, launch_of))
     windows = list(pairwise(borders))
-    whole = (borders[0], borders[-1])
+    first_ns, end_ns = min(windows, key=_duration_ns)
     times = Counter[str]()
     counts = Counter[str]()
     for kernel in kernels:
-        if whole[0] <= kernel.start_ns < whole[1]:
+        if first_ns <= kernel.start_ns < end_ns:
             times[kernel.name] += kernel.duration_ns
             counts[kernel.name] += 1
     splits = tuple(_split(window, compute, optimizer, communication, replayed=replayed) for window in windows)
-    return Timeline(steps=splits, ops=_op_times(times, counts, len(windows)))
+    return Timeline(steps=splits, ops=_op_times(times, counts))
 
 
 def _end_of_launched_before(moment_ns: int, launch_of: Iterable[tuple[Event, Event | None]]) -> int:
@@ -130,13 +130,17 @@ def _on_host(events: Sequence[Event], marks: list[Event], opening_steps: int) ->
             if within(optimizer_marks, (op.start_ns, op.start_ns + 1)):
                 optimizer.append(piece)
     unions = union(compute), union(optimizer), union(communication)
-    times, counts = Counter[str](), Counter[str]()
-    for mark in marks:
-        for op, piece in pieces:
-            times[op.name] += length(within([piece], mark.span))
-        counts.update(op.name for op in ops if mark.start_ns <= op.start_ns < mark.end_ns)
+    times = Counter[str]()
+    first_ns, end_ns = min((mark.span for mark in marks), key=_duration_ns)
+    for op, piece in pieces:
+        times[op.name] += length(within([piece], (first_ns, end_ns)))
+    counts = Counter(op.name for op in ops if first_ns <= op.start_ns < end_ns)
     splits = tuple(_split(mark.span, *unions, replayed=False) for mark in marks)
-    return Timeline(steps=splits, ops=_op_times(times, counts, len(marks)))
+    return Timeline(steps=splits, ops=_op_times(times, counts))
+
+
+def _duration_ns(span: Interval) -> int:
+    return span[1] - span[0]
 
 
 def innermost(ops: Iterable[Event]) -> list[tuple[Event, Interval]]:
@@ -187,11 +191,9 @@ def _split(
     )
 
 
-def _op_times(times_ns: Counter[str], counts: Counter[str], num_steps: int) -> tuple[OpTime, ...]:
+def _op_times(times_ns: Counter[str], counts: Counter[str]) -> tuple[OpTime, ...]:
     found = (
-        OpTime(name=name, count=counts[name] / num_steps, time_s=time_ns / num_steps / 1e9)
-        for name, time_ns in times_ns.items()
-        if time_ns
+        OpTime(name=name, count=counts[name], time_s=time_ns / 1e9) for name, time_ns in times_ns.items() if time_ns
     )
     return tuple(sorted(found, key=lambda op: (-op.time_s, op.name)))
 

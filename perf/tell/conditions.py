@@ -142,13 +142,13 @@ def decay_table(measurements: Iterable[Measurement]) -> Table:
 
 
 def split_table(evidences: Iterable[Evidence]) -> Table:
-    """Where the step of each profiled cell goes, on the rank that waits least, in ms and % of the profiled step."""
+    """Where the shortest profiled step of each cell goes, on the rank that waits least, in ms and % of it."""
     rows = []
     for evidence in evidences:
         rank = evidence.critical
-        step_s, plain = rank.mean("step_time_s"), rank.plain_step_times_s
-        optimizer = rank.mean("optimizer_s") if evidence.tells_optimizer else None
-        parts = (rank.mean("compute_s"), rank.mean("exposed_communication_s"), optimizer, rank.mean("idle_s"))
+        step, plain = rank.shortest, rank.plain_step_times_s
+        optimizer = step.optimizer_s if evidence.tells_optimizer else None
+        parts, step_s = (step.compute_s, step.exposed_communication_s, optimizer, step.idle_s), step.step_time_s
         told = (ABSENT if part is None else f"{part * 1e3:.1f} ms, {100 * part / step_s:.0f} %" for part in parts)
         usual = quantity(statistics.median(plain), STEP_TIME) if plain else ABSENT
         rows.append((evidence.cell.id, usual, quantity(step_s, STEP_TIME), *told))

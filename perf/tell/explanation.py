@@ -30,7 +30,7 @@ def explain(
 ) -> tuple[str, ...]:
     """At most ten lines: where a step's time goes, what of it changed, which kernels and collectives did.
 
-    All times are means over the profiled steps of the candidate's critical rank, in both arms.
+    All times are of the shortest profiled step of the candidate's critical rank, in both arms.
 
     Args:
         reference: None: nothing to compare with; the candidate's step is told alone.
@@ -58,15 +58,16 @@ def _parts(*, tells_optimizer: bool) -> list[Part]:
 
 
 def _time(rank: RankTrace, fields: Iterable[str]) -> float:
-    return sum(rank.mean(field) for field in fields)
+    """Seconds; 0 of a part that is not told."""
+    return sum(getattr(rank.shortest, field) or 0.0 for field in fields)
 
 
 def _headline(new: RankTrace, old: RankTrace | None, parts: Sequence[Part]) -> str:
-    total_s = new.mean("step_time_s")
+    total_s = new.shortest.step_time_s
     if old is None:
         name, fields = max(parts, key=lambda part: _time(new, part[1]))
         return f"step {_text(total_s)}, {_percent(_time(new, fields) / total_s)} of it {name}"
-    before_s = old.mean("step_time_s")
+    before_s = old.shortest.step_time_s
     change_s = total_s - before_s
     text = f"step {_text(before_s)} -> {_text(total_s)}, {_signed(change_s)}"
     if change_s < NOT_SEEN_SHARE * before_s:
@@ -105,7 +106,7 @@ def _op_lines(new: RankTrace, old: RankTrace | None) -> list[str]:
         most = sorted(now.values(), key=lambda op: -op.time_s)[:MOST_NAMES]
         return ["most time: " + "; ".join(f"{op.name} {_calls(op)}" for op in most)]
     before = _by_short_name(old.ops)
-    least_s = MOVED_SHARE * old.mean("step_time_s")
+    least_s = MOVED_SHARE * old.shortest.step_time_s
     changes = {name: _op_time(now, name) - _op_time(before, name) for name in {**now, **before}}
     moved = sorted((name for name in changes if abs(changes[name]) >= least_s), key=lambda name: -abs(changes[name]))
     lines = []

@@ -128,6 +128,7 @@ def test_planted_fault_turns_its_cell_red_or_invalid(recorded_ddp, fault, outcom
     assert {path: path.read_bytes() for path in before} == before
 
 
+@pytest.mark.long
 def test_checkpoint_is_where_every_rank_starts_and_part_of_the_recipe(recorded_ddp):
     folder = recorded_ddp.root / "my-checkpoint"
     folder.mkdir()

@@ -13,8 +13,9 @@ from perf.facts.failure import LaunchError, ReferenceFailure
 from perf.facts.fault import Fault
 from perf.facts.hardware import Machine, Node
 from perf.facts.matrix import obstacle
-from perf.facts.measurement import Measurement, gaps, measure
+from perf.facts.measurement import Measurement, disturbances, gaps, measure
 from perf.facts.outcome import Outcome
+from perf.facts.rates import Ceilings
 from perf.facts.record import RunRecord
 from perf.judge import baseline as baselines
 from perf.judge.approval import provisional, unfit
@@ -31,7 +32,8 @@ from perf.tell.progress import Progress
 from perf.tell.results import Results
 
 PREFLIGHTS = 2
-"""A node that falls short is looked at again: of five starts on one host, two launched a fifth fewer kernels."""
+"""A node that falls short is looked at again: of five starts on one host, two launched a fifth fewer kernels. Of each
+rate the higher one counts."""
 
 
 class Suite:
@@ -172,9 +174,13 @@ class Suite:
         Raises ValueError when the recorded ceilings are damaged.
         """
         with Lease(f"preflight of {self.results.folder}", self._progress.wait):
+            ceilings: Ceilings | None = None
             for _ in range(PREFLIGHTS):
                 arm, variables = self._arms.candidate, dict(self.settings.variables)
                 preflight = examine(arm.launcher, self._node, source=arm.source, variables=variables)
+                if ceilings is not None and preflight.ceilings is not None:
+                    preflight = msgspec.structs.replace(preflight, ceilings=ceilings.higher(preflight.ceilings))
+                ceilings = preflight.ceilings
                 found = doubts(preflight, self.store.load_ceilings(preflight.machine))
                 if found == Doubts():
                     break
@@ -246,7 +252,9 @@ class Suite:
         if run.fault != arm.fault:
             then, now = (fault.text if fault else "no fault" for fault in (run.fault, arm.fault))
             raise ValueError(f"{self.results.folder}: measured with {then} planted, now {now}; start a new test run")
-        return not gaps(measure(run.cell, msgspec.structs.replace(run.plan, runs=1), [run]))
+        # A run that was disturbed, such as by a throttled GPU, is made again: kept, its cell could never be judged.
+        alone = measure(run.cell, msgspec.structs.replace(run.plan, runs=1), [run])
+        return not gaps(alone) and not disturbances(alone)
 
     def _check_place(self, arm: Arm, run: RunRecord) -> None:
         """Raises ValueError when code or hardware changed since a run was made."""

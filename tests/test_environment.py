@@ -72,8 +72,24 @@ def test_new_results_do_not_make_the_tree_dirty(repository):
 
 def test_next_commit_is_another_one(repository):
     first = Source(repository).commit
-    git(repository, "commit", "--quiet", "--allow-empty", "--message", "Two")
-    assert Source(repository).commit not in (first, None)
+    write_text(repository / "README.md", "Two\n")
+    git(repository, "add", ".")
+    git(repository, "commit", "--quiet", "--message", "Two")
+    assert Source(repository).commit == git(repository, "rev-parse", "HEAD") != first
+
+
+def test_approved_baselines_are_no_change_of_what_is_measured_committed_or_not(repository):
+    """So a test run can be resumed after an approval, and the next night is of the same build."""
+    before = Source(repository).commit
+    for text in ("{}\n", "{1}\n"):
+        write_text(repository / "baselines/machine/cell.json", text)
+        git(repository, "add", ".")
+        assert (Source(repository).commit, Source(repository).dirty) == (before, False)
+        git(repository, "commit", "--quiet", "--message", "Approve")
+        assert (Source(repository).commit, Source(repository).dirty) == (before, False)
+    write_text(repository / "strategies/baselines/cell.json", "{}\n")
+    git(repository, "add", ".")
+    assert Source(repository).dirty is True
 
 
 def test_said_commit_wins_and_says_nothing_of_changes(repository):

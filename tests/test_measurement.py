@@ -44,6 +44,16 @@ def test_warm_up_is_not_counted():
     assert of_runs(run).values(STEP_TIME) == (1.0,)
 
 
+def test_records_of_an_earlier_version_keep_the_warm_up_that_they_had():
+    """Told as today's, five steps more, they would count as runs of today's recipe."""
+    of = cell(size="0.6b", link=LinkProfile.NATIVE)
+    run = run_record(of)
+    earlier = msgspec.structs.replace(run, plan=msgspec.structs.replace(run.plan, warmup_steps=5))
+    assert of.plan(PLAN).warmup_steps == 10
+    assert of_runs(earlier).recipe.warmup_steps == 5
+    assert of_runs(run).recipe == of.recipe(of.plan(PLAN))
+
+
 def test_step_time_of_a_run_is_what_the_verdict_compares():
     times = (1.0, 1.1, 1.2, 1.3, 1.9, 2.0, 2.1, 2.2, 2.3, 9.0)
     run = run_record(step_times_s=times)
@@ -228,7 +238,14 @@ def issued(*issue_times_s):
 
 @pytest.mark.parametrize(
     ("issue_times_s", "bound"),
-    [((0.05, 0.09), False), ((0.05, 0.0901), True), ((0.099, 0.099), True), ((0.05, None), True)],
+    [
+        ((0.05, 0.06, 0.0969), False),
+        ((0.0936, 0.0936, 0.0936), False),  # as eager `single`
+        ((0.05, 0.09, 0.114), False),  # as cp_ring: one of seven
+        ((0.05, 0.0971, 0.0971), True),
+        ((0.099, 0.099), True),
+        ((0.05, 0.05, None), True),
+    ],
 )
 def test_host_bound_is_a_cell_whose_steps_are_hardly_issued_in_time(issue_times_s, bound):
     assert is_host_bound(issued(*issue_times_s)) is bound

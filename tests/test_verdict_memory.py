@@ -75,10 +75,13 @@ def test_reserved_memory_has_a_wider_tolerance_of_its_own():
 
 @pytest.mark.parametrize(
     ("now_gib", "outcome"),
-    [(72.0, Outcome.PASS), (75.2, Outcome.PASS), (75.5, Outcome.REGRESSED), (60.0, Outcome.PASS)],
+    [(72.0, Outcome.PASS), (78.6, Outcome.PASS), (78.8, Outcome.REGRESSED), (60.0, Outcome.PASS)],
 )
 def test_reserved_memory_may_be_what_any_run_of_the_baseline_had(now_gib, outcome):
-    """Equal runs of ddp reserved 66.8 or 72.0 GiB: neither the larger nor the smaller is news."""
+    """Equal runs of ddp reserved 66.8 or 72.0 GiB: neither the larger nor the smaller is news.
+
+    Nor is the larger one where a whole night had the smaller: 78.6 is to 72.0 what 73.0 is to 66.8.
+    """
     stored = baseline(GPU_CELL, nights=NIGHTS[:1], allocated_bytes=64 * GIB)
     pairs = zip(stored.runs, (66.8, 72.0, 66.8), strict=True)
     runs = tuple(msgspec.structs.replace(run, peak_reserved_bytes=int(gib * GIB)) for run, gib in pairs)

@@ -43,12 +43,21 @@ def telling_variables() -> dict[str, str]:
 
 
 class Source:
-    """The measured source tree: its commit, as git knows it or as the user says it."""
+    """The measured source tree: its commit, as git knows it or as the user says it.
+
+    Without `baselines/`: approving one, and committing it, changes nothing that is measured. So the commit is the last
+    one that changed anything else.
+    """
 
     def __init__(self, root: Path, said: str | None = None) -> None:
-        self.commit = said or _git(root, "rev-parse", "HEAD")
-        status = _git(root, "status", "--porcelain", "--untracked-files=no") if self.commit and not said else None
+        self.commit = said or _git(root, "log", "-1", "--format=%H", *_MEASURED) or _git(root, "rev-parse", "HEAD")
+        status = None
+        if self.commit and not said:
+            status = _git(root, "status", "--porcelain", "--untracked-files=no", *_MEASURED)
         self.dirty = None if status is None else bool(status)
+
+
+_MEASURED = ("--", ":/", ":(exclude)baselines")
 
 
 def _git(root: Path, *arguments: str) -> str | None:

@@ -4,6 +4,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
+import msgspec
+
 from strategies.value import Value
 
 MIB = 2**20
@@ -101,6 +103,15 @@ class Ceilings(Value, frozen=True, kw_only=True):
         """The rate in the field `name`."""
         rate: Rate | None = getattr(self, name)
         return rate
+
+    def higher(self, other: "Ceilings") -> "Ceilings":
+        """Of each rate the higher one: what a node reached in either of two looks at it, by one protocol."""
+        pairs = {kind.name: (self.rate(kind.name), other.rate(kind.name)) for kind in KINDS}
+        return msgspec.structs.replace(self, **{name: max(pair, key=_reached) for name, pair in pairs.items()})
+
+
+def _reached(rate: Rate | None) -> float:
+    return rate.median if rate is not None and rate.is_measured and rate.median is not None else -math.inf
 
 
 class Kind(Value, frozen=True, kw_only=True):

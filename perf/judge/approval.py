@@ -5,6 +5,8 @@ And what would become a machine's recorded ceilings, from a preflight.
 
 import statistics
 
+import msgspec
+
 from perf.facts.measurement import (
     PEAK_ALLOCATED,
     PEAK_RESERVED,
@@ -173,9 +175,10 @@ def propose_ceilings(
 ) -> CeilingProposal:
     """The next recorded ceilings of a machine, as a whole.
 
-    While every rate is within its tolerance of the record, the record stays, so that it cannot creep. A record with any
-    lower rate needs `accept_regression`. Those of a node at fault, or with a rate missing, are never stored, nor those
-    of a CPU, which nothing is held to.
+    While every rate is within its tolerance of the record, the record stays, so that it cannot creep. One that rose
+    beyond is taken, and of the others the higher value stays. One that fell beyond needs `accept_regression`, and all
+    are as measured then. Those of a node at fault, or with a rate missing, are never stored, nor those of a CPU, which
+    nothing is held to.
     """
     if not preflight.machine.is_gpu:
         return CeilingProposal(summary="none are recorded of a CPU, whose cores are shared")
@@ -189,10 +192,10 @@ def propose_ceilings(
     risen = any(shortfall(kind, recorded.ceilings, preflight.ceilings, tolerance=kind.tolerance) for kind in KINDS)
     if not reasons and not risen:
         return CeilingProposal(summary="within tolerance of the record")
-    if not consent.accept_regression:
-        lower = [shortfall(kind, preflight.ceilings, recorded.ceilings, tolerance=0.0) for kind in KINDS]
-        if told := reasons or [reason for reason in lower if reason]:
-            return CeilingProposal(refusal=f"{told[0]}; if meant: --accept-regression --reason ...")
+    if reasons and not consent.accept_regression:
+        return CeilingProposal(refusal=f"{reasons[0]}; if meant: --accept-regression --reason ...")
+    if not reasons:
+        record = msgspec.structs.replace(record, ceilings=recorded.ceilings.higher(preflight.ceilings))
     return CeilingProposal(record=record, summary=f"new ceilings: {consent.reason or 'higher'}")
 
 

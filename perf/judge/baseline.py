@@ -54,16 +54,16 @@ class Origin(Value, frozen=True, kw_only=True):
     reason: str | None = None
 
     def is_continued_by(self, other: "Origin") -> bool:
-        """Whether two test runs are nights of one build.
+        """Whether two test runs are nights of one series.
 
-        Uncommitted changes can be any, and so can a tree without a commit: of such a build, only the reason can say
-        that it is the same; and a reason that was not given before begins a series.
+        Those of one clean commit are, and those under one reason, whatever their commits: a committed baseline is a
+        commit of its own already, and uncommitted changes, or a tree without a commit, can be anything.
         """
-        if (self.commit, self.dirty, self.software) != (other.commit, other.dirty, other.software):
+        if self.software != other.software:
             return False
-        if other.reason is None and (self.commit is None or self.dirty):
-            return False
-        return other.reason is None or other.reason == self.reason
+        if other.reason is not None:
+            return other.reason == self.reason
+        return other.commit is not None and not other.dirty and (self.commit, self.dirty) == (other.commit, other.dirty)
 
 
 class BaselineRun(Value, frozen=True, kw_only=True):

@@ -27,12 +27,13 @@ class Band(Value, frozen=True, kw_only=True):
     """Times more or less. AdamW's first updates are g / (|g| + eps), which turns rounding into differences of the
     weights. In bfloat16 on a GPU, whose sums are in no fixed order, the norm is chaotic from about the twelfth step on:
     one H200 alone, 0.6b, ten runs: within 0.5 % until step 11, at step 28 one of them 2.9 times the others, while no
-    loss was 0.01 % off. Losses tell small faults, this one a gradient that has nothing to do with the recorded one."""
+    loss was 0.01 % off; and at 1.7b runs of one strategy and mode were up to 3.7 times those of another, as another
+    torch's may be. Losses tell small faults, this one a gradient that has nothing to do with the recorded one."""
 
 
 BANDS = {
     ComputeDtype.FLOAT32: Band(loss=1e-4, start_gradient_norm=1e-4, end_gradient_factor=1.01),
-    ComputeDtype.BFLOAT16: Band(loss=2e-2, start_gradient_norm=5e-2, end_gradient_factor=4.0),
+    ComputeDtype.BFLOAT16: Band(loss=2e-2, start_gradient_norm=5e-2, end_gradient_factor=5.0),
 }
 
 

@@ -50,7 +50,7 @@ class Rule(Value, frozen=True, kw_only=True):
     """Without a reference, a cell is looked at so often, each time with as many fresh runs."""
     memory_share: float = 1e-3
     memory_bytes: int = 32 * MIB
-    reserved_share: float = 0.05
+    reserved_share: float = 0.1
     reserved_bytes: int = 256 * MIB
 
     def needed(self, sd: float, num_runs: int, num_baseline_runs: int) -> float:

@@ -230,7 +230,8 @@ def _compare_memory(
 
     REGRESSED when most runs exceed the limit: one run out of three may have met a passing condition. What tensors took
     repeats, so its bar is the median. What the allocator held depends on when other streams freed what they shared (two
-    values 8 % apart were met in equal runs of ddp), so its bar is the largest that was recorded, and less is luck.
+    values 8 % apart were met in equal runs of ddp, one of them in all runs of a night), so its bar is the largest that
+    was recorded, the room above it wider, and less is luck.
     """
     old, new = baseline.median(metric.name), measurement.median(metric)
     if old is None or new is None:

@@ -159,9 +159,9 @@ def split_table(evidences: Iterable[Evidence]) -> Table:
 _UNKNOWN = "unknown"
 
 
-def warm_up(cells: Iterable[Cell], plan: SamplingPlan) -> str:
-    """Its steps; a GPU takes more of them, and a captured step more again."""
-    return _range([cell.plan(plan).warmup_steps for cell in cells] or [plan.warmup_steps])
+def warm_up(measurements: Iterable[Measurement], plan: SamplingPlan) -> str:
+    """Its steps; a GPU takes more of them than the plan has, and a captured step more again."""
+    return _range([one.plan.warmup_steps for one in measurements] or [plan.warmup_steps])
 
 
 def _range(values: Sequence[int]) -> str:

@@ -91,7 +91,7 @@ def write_report(results: Results) -> list[Path]:
         "findings": findings(verdicts.values(), shown_folder, set(frame[frame["fault"].notna()]["cell"])),
         "whys": (asked := whys(results, verdicts.values())),
         "splits": conditions.split_table(filter(None, (results.evidence(why.cell_id, "candidate") for why in asked))),
-        "warm_up": conditions.warm_up(manifest.cells, manifest.plan),
+        "warm_up": conditions.warm_up(measurements, manifest.plan),
         "orders": reading.orders(frame, manifest.cells, verdicts),
         "charts": [(chart.title, chart.file_name) for chart in CHARTS if folder / chart.file_name in charts],
         "cells": tables.cells_table(frame, manifest.cells, verdicts),

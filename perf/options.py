@@ -60,7 +60,8 @@ def add_options(parser: pytest.Parser) -> None:
     add("--perf-checkpoint", type=Path, metavar="DIR", help="start from the safetensors in this folder")
     _add_comparisons(add)
     add("--perf-commit", metavar="SHA", help="commit of the measured tree, where there is no git")
-    add("--perf-plant", metavar="FAULT", help="break every run on purpose, such as slow_step=0.05 or hang@1")
+    fault = "break every run on purpose: slow_step=0.05, hang@1; a wrong kind lists all"
+    add("--perf-plant", metavar="FAULT", help=fault)
 
 
 def _add_comparisons(add: Callable[..., None]) -> None:
@@ -102,7 +103,7 @@ def _add_comparisons(add: Callable[..., None]) -> None:
         "--perf-selftest-slowdowns",
         default=",".join(map(str, SLOWDOWNS)),
         metavar="FRACTIONS",
-        help="planted slowdowns, the last of which must be found (default: %(default)s)",
+        help="planted slowdowns, the largest of which must be found (default: %(default)s)",
     )
 
 

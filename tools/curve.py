@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="BETWEEN,STEP",
-        help="your own, as the self-test of a cell prints it, in fractions; several allowed",
+        help="your own, as fractions: 0.20 %% of the self-test is 0.002; several allowed",
     )
     return parser
 

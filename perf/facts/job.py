@@ -11,7 +11,7 @@ PLAIN_STEPS = 3
 OPENING_STEPS = 1
 """Profiled steps that do not count: ranks start the profiler at different times, on devices that have nothing to do."""
 PROFILED_STEPS = 3
-"""Profiled steps that count."""
+"""Profiled steps that count; the shortest is told."""
 
 
 class Job(Value, frozen=True, kw_only=True):

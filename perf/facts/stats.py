@@ -68,5 +68,5 @@ def interval(difference: float, standard_error: float) -> tuple[float, float]:
 
 
 def outlier_count(step_times_s: Sequence[float]) -> int:
-    """Steps longer than 1.5 times the median: they do not move it, but they are shown."""
+    """Steps longer than 1.5 times the median. One in ten does not move the step time, two do; they are shown."""
     return sum(time > 1.5 * float(np.median(step_times_s)) for time in step_times_s)

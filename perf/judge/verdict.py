@@ -134,7 +134,9 @@ def judge(
     if invariants is not None and (errors := differences(measurement, invariants)):
         return say(Outcome.WRONG, errors)
     if baseline is None or invariants is None:
-        lacking = "no timing baseline for this machine" if baseline is None else "no recorded invariants"
+        lacking = "no recorded invariants"
+        if baseline is None:
+            lacking = "no timing baseline for this machine; tools.approve makes one"
         return say(Outcome.NO_BASELINE, [lacking])
     return _compare(measurement, baseline, rule, course)
 

@@ -17,7 +17,7 @@ class StepSplit(Value, frozen=True, kw_only=True):
     On a GPU, from the events of its streams. A step lasts from the end of everything that was launched before its mark
     until the end of everything launched before its mark's end: what a CUDA event between two steps would measure.
 
-    - optimizer: the union of the kernels that were launched inside of the optimizer's mark.
+    - optimizer: the union of the kernels, but NCCL's, that were launched inside of the optimizer's mark.
     - compute: the union of all other kernels, copies and fills but NCCL's, where no kernel of the optimizer runs.
     - exposed communication: where a kernel of NCCL runs and nothing of the two above. It spins until the last rank has
       come: waiting for others is in here.
@@ -35,8 +35,8 @@ class StepSplit(Value, frozen=True, kw_only=True):
     compute_s: float
     exposed_communication_s: float
     optimizer_s: float | None
-    """None: the step was a replay of a CUDA graph, whose kernels have one launch, outside of any mark; the optimizer's
-    are in `compute_s` then."""
+    """None: the step was a replay of a CUDA graph, whose kernels have one launch, outside of any mark, or has no such
+    mark; the optimizer's are in `compute_s` then."""
     idle_s: float
 
     @property

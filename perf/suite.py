@@ -252,9 +252,12 @@ class Suite:
         if run.fault != arm.fault:
             then, now = (fault.text if fault else "no fault" for fault in (run.fault, arm.fault))
             raise ValueError(f"{self.results.folder}: measured with {then} planted, now {now}; start a new test run")
-        # A run that was disturbed, such as by a throttled GPU, is made again: kept, its cell could never be judged.
         alone = measure(run.cell, msgspec.structs.replace(run.plan, runs=1), [run])
-        return not gaps(alone) and not disturbances(alone)
+        if gaps(alone) or run.plan.warmup_steps != run.cell.plan(self.plan).warmup_steps:
+            return False
+        # One that was disturbed, such as by a throttled GPU, is made again: kept, its cell could never be judged. The
+        # runs of a pair are neighbours in time: one alone cannot be made again.
+        return not disturbances(alone) or bool(self.results.reference_runs(run.cell.id))
 
     def _check_place(self, arm: Arm, run: RunRecord) -> None:
         """Raises ValueError when code or hardware changed since a run was made."""

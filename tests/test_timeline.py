@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perf.measure.evidence import RankTrace
 from perf.measure.intervals import length, subtract, union, within
 from perf.measure.timeline import innermost, timeline
 from perf.measure.trace_events import WAIT_MARK, Event, Kind, read_trace
@@ -96,6 +97,20 @@ def test_opening_step_is_left_out_and_a_step_on_the_device_ends_with_what_was_la
     assert [milliseconds(split) for split in found.steps] == [(3, 0, 0, 1), (8, 0, 0, 3)]
     assert [split.step_time_s for split in found.steps] == pytest.approx([4e-3, 11e-3])
     assert [(op.count, op.time_s) for op in found.ops] == [(1, 3e-3)], "of the shortest step"
+
+
+def test_step_whose_kernels_the_profiler_lost_is_not_the_shortest():
+    events = [
+        *steps(0, 10, 20, 30),
+        *launched(GEMM, 1, 5, 10, correlation=1),
+        *launched(GEMM, 11, 16, 3, correlation=2),
+        *launched(ADAM, 31, 32, 8, correlation=3),
+    ]
+    found = timeline(events, on_gpu=True, opening_steps=1)
+    assert [split.step_time_s for split in found.steps] == pytest.approx([4e-3, 0, 21e-3])
+    assert [(op.name, op.count) for op in found.ops] == [(GEMM, 1)]
+    told = {"rank": 0, "device": "cuda", "plain_step_times_s": (), "trace": "", "trace_bytes": 0}
+    assert RankTrace(steps=found.steps, ops=found.ops, **told).shortest == found.steps[0]
 
 
 def test_communication_is_exposed_where_no_stream_computes():

@@ -174,7 +174,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PREFLIGHT.json",
         help="store the ceilings that tools.doctor measured",
     )
-    parser.add_argument("--reason", help="why the values changed; starts a new series and is kept in it")
+    parser.add_argument(
+        "--reason", help="why the values changed; starts a new series, or continues that of the same reason"
+    )
     parser.add_argument("--accept-regression", action="store_true", help="store worse values too (needs --reason)")
     parser.add_argument(
         "--accept-invariants",

@@ -46,11 +46,11 @@ class Source:
     """The measured source tree: its commit, as git knows it or as the user says it.
 
     Without `baselines/`: approving one, and committing it, changes nothing that is measured. So the commit is the last
-    one that changed anything else.
+    one that changed anything else, as far as the history goes: in a clone of depth 1 it is always the newest.
     """
 
     def __init__(self, root: Path, said: str | None = None) -> None:
-        self.commit = said or _git(root, "log", "-1", "--format=%H", *_MEASURED) or _git(root, "rev-parse", "HEAD")
+        self.commit = said or _git(root, "rev-list", "-1", "HEAD", *_MEASURED) or _git(root, "rev-parse", "HEAD")
         status = None
         if self.commit and not said:
             status = _git(root, "status", "--porcelain", "--untracked-files=no", *_MEASURED)

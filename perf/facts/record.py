@@ -31,7 +31,7 @@ class Environment(Value, frozen=True, kw_only=True):
     commit: str | None
     """Of the measured source tree; None when unknown."""
     dirty: bool | None
-    """Whether that tree had uncommitted changes."""
+    """Whether that tree had uncommitted changes, other than of baselines."""
     variables: dict[str, str]
     """Environment variables that change how torch runs."""
 

@@ -5,8 +5,6 @@ And what would become a machine's recorded ceilings, from a preflight.
 
 import statistics
 
-import msgspec
-
 from perf.facts.measurement import (
     PEAK_ALLOCATED,
     PEAK_RESERVED,
@@ -63,9 +61,10 @@ def propose(
 ) -> Proposal:
     """The next baseline and invariants of a cell.
 
-    A night of the same build and recipe is appended. Anything else starts a new series and needs a reason; a worse
-    value needs `accept_regression`, changed invariants and those of another recipe, which all machines share, need
-    `accept_invariants`. What is wrong by itself is never stored.
+    A night of the same build, or under the same reason, and of the same recipe is appended. Anything else starts a new
+    series and needs a reason; a worse value, which starts one too, needs `accept_regression`, changed invariants and
+    those of another recipe, which all machines share, need `accept_invariants`. What is wrong by itself is never
+    stored.
 
     Args:
         rule: of the cell.
@@ -175,9 +174,9 @@ def propose_ceilings(
 ) -> CeilingProposal:
     """The next recorded ceilings of a machine, as a whole.
 
-    While every rate is within its tolerance of the record, the record stays, so that it cannot creep. One that rose
-    beyond is taken, and of the others the higher value stays. One that fell beyond needs `accept_regression`, and all
-    are as measured then. Those of a node at fault, or with a rate missing, are never stored, nor those of a CPU, which
+    While every rate is within its tolerance of the record, the record stays, so that it cannot creep. Where one rose
+    beyond, all are taken as measured; the host's alone is luck of the start. One that fell beyond needs
+    `accept_regression`. Those of a node at fault, or with a rate missing, are never stored, nor those of a CPU, which
     nothing is held to.
     """
     if not preflight.machine.is_gpu:
@@ -189,13 +188,12 @@ def propose_ceilings(
     if recorded is None:
         return CeilingProposal(record=record, summary="first ceilings")
     reasons = compare(preflight, recorded)
-    risen = any(shortfall(kind, recorded.ceilings, preflight.ceilings, tolerance=kind.tolerance) for kind in KINDS)
+    of_node = [kind for kind in KINDS if not kind.of_host]
+    risen = any(shortfall(kind, recorded.ceilings, preflight.ceilings, tolerance=kind.tolerance) for kind in of_node)
     if not reasons and not risen:
         return CeilingProposal(summary="within tolerance of the record")
     if reasons and not consent.accept_regression:
         return CeilingProposal(refusal=f"{reasons[0]}; if meant: --accept-regression --reason ...")
-    if not reasons:
-        record = msgspec.structs.replace(record, ceilings=recorded.ceilings.higher(preflight.ceilings))
     return CeilingProposal(record=record, summary=f"new ceilings: {consent.reason or 'higher'}")
 
 
@@ -237,14 +235,15 @@ def _continue(
 ) -> Proposal:
     cell_id = measurement.cell.id
     other_recipe = baseline.recipe.differences(measurement.recipe)
-    is_asked = not other_recipe and not consent.accept_regression
-    if is_asked and (said is Outcome.REGRESSED or _is_worse(measurement, baseline, invariants, rule)):
+    worse = not other_recipe and (said is Outcome.REGRESSED or _is_worse(measurement, baseline, invariants, rule))
+    if worse and not consent.accept_regression:
         return Proposal(
             cell_id=cell_id,
             refusal="worse than the baseline; if meant, as a new series: --accept-regression --reason ...",
         )
     night = night_of(measurement, origin)
-    if not other_recipe and baseline.nights[-1].origin.is_continued_by(origin):
+    # A worse value never joins the better ones, whatever the reason: both together would be too noisy to gate.
+    if not other_recipe and not worse and any(one.origin.is_continued_by(origin) for one in baseline.nights):
         nights, summary = (*baseline.nights, night), f"night {len(baseline.nights) + 1} of the series"
     elif consent.reason:
         nights, summary = (night,), f"new series: {consent.reason}"

@@ -56,8 +56,8 @@ class Origin(Value, frozen=True, kw_only=True):
     def is_continued_by(self, other: "Origin") -> bool:
         """Whether two test runs are nights of one series.
 
-        Those of one clean commit are, and those under one reason, whatever their commits: a committed baseline is a
-        commit of its own already, and uncommitted changes, or a tree without a commit, can be anything.
+        Those of one commit are, and those under one reason, whatever their commits. Uncommitted changes, and a tree
+        without a commit, can be anything: of them, only the reason can say that they are the same.
         """
         if self.software != other.software:
             return False
@@ -86,7 +86,7 @@ class Night(Value, frozen=True, kw_only=True):
 
 
 class Baseline(Sealed, frozen=True, kw_only=True):
-    """What a cell measured on one machine, over the nights of one build and recipe."""
+    """What a cell measured on one machine, over the nights of one recipe and of one build, or under one reason."""
 
     SCHEMA_VERSION: ClassVar[int] = 1
     schema_version: int = 1

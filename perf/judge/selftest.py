@@ -69,8 +69,8 @@ class SelfTest(Value, frozen=True, kw_only=True):
     points: tuple[Point, ...]
     memory_found: bool | None
     """Whether 64 MiB more are REGRESSED; None where the allocator has no statistics."""
-    wrong: tuple[str, ...] = ()
-    """What makes a run WRONG though none computes anything else: its numbers beside those of all runs."""
+    wrong: tuple[str, ...] | None = None
+    """What makes runs WRONG though none computes anything else: their numbers beside those of all. None: not asked."""
     samples: tuple[Sample, ...]
     """All of it comes from these, by `evaluate`."""
 
@@ -82,7 +82,7 @@ class SelfTest(Value, frozen=True, kw_only=True):
     @property
     def faults(self) -> list[str]:
         """What a sound gate would not do, in words; of a cell that is too noisy for its time, of the numbers alone."""
-        found = [f"a run that computes the same is WRONG: {error}" for error in self.wrong]
+        found = [f"a run that computes the same is WRONG: {error}" for error in self.wrong or ()]
         if not self.is_gated:
             return found
         none, most = self.points[0], self.points[-1]
@@ -124,7 +124,7 @@ def evaluate(
     samples: Sequence[Sample],
     prior_sd: float,
     memory_found: bool | None,
-    wrong: Sequence[str] = (),
+    wrong: Sequence[str] | None = None,
     *,
     seed: int = 0,
 ) -> SelfTest:
@@ -149,7 +149,7 @@ def evaluate(
         noisy=sum(noisy) / len(noisy),
         points=tuple(points),
         memory_found=memory_found,
-        wrong=tuple(wrong),
+        wrong=None if wrong is None else tuple(wrong),
         samples=tuple(samples),
     )
 
@@ -209,7 +209,7 @@ def table(found: SelfTest) -> str:
     told = [f"NOT SOUND: {fault}" for fault in found.faults]
     if not found.is_gated:
         told.append("not judged: shares of the few baselines that are quiet enough say nothing")
-    numbers = f"WRONG {len(found.wrong)} times" if found.wrong else "right in every run"
+    numbers = "not asked" if found.wrong is None else f"{len(found.wrong) or 'no'} differences"
     lines += [f"  +{EXTRA_MIB} MiB: {memory}", f"  numbers: {numbers}"]
     return "\n".join([*lines, *(f"  {text}" for text in told)])
 

@@ -14,6 +14,7 @@ from perf.facts.measurement import (
     Metric,
     disturbances,
     gaps,
+    is_host_bound,
     straggler,
 )
 from perf.facts.outcome import FAILURES, Outcome
@@ -24,8 +25,6 @@ from perf.judge.decision import Decision, Judge, Look, Pair, noise_reasons
 from perf.judge.rule import Rule
 from strategies.value import Value
 
-HOST_SHARE = 0.97
-"""A host that takes this share of the step time to issue a step is named."""
 STRAGGLER_SHARE = 0.2
 """A rank this share of a step late at a collective is named."""
 
@@ -287,7 +286,7 @@ def notes_of(measurement: Measurement) -> tuple[str, ...]:
     if room:
         notes.append(f"{min(room) / 2**30:.1f} GiB left on the fullest GPU")
     issue_time_s = measurement.runs[-1].issue_time_s
-    if issue_time_s and step_time_s and issue_time_s > HOST_SHARE * step_time_s:
+    if issue_time_s and is_host_bound(measurement):
         notes.append(f"the host takes {issue_time_s * 1e3:.0f} ms to issue a step: it may be what limits it")
     breaks = max(rank.compile.graph_breaks for run in measurement.runs for rank in run.ranks)
     if breaks:

@@ -99,7 +99,7 @@ def _on_device(events: Sequence[Event], marks: list[Event], opening_steps: int) 
     borders = [_end_of_launched_before(mark.start_ns, launch_of) for mark in marks[opening_steps:]]
     borders.append(_end_of_launched_before(marks[-1].end_ns, launch_of))
     windows = list(pairwise(borders))
-    first_ns, end_ns = min(windows, key=_duration_ns)
+    first_ns, end_ns = min(filter(_duration_ns, windows), key=_duration_ns, default=windows[0])
     times = Counter[str]()
     counts = Counter[str]()
     for kernel in kernels:

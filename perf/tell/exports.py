@@ -101,7 +101,7 @@ def shown_values(measurement: Measurement, metric: Metric) -> tuple[float, ...]:
 
 
 def commit_text(environment: Environment) -> str:
-    """The measured source tree, as `git describe --dirty` marks it: `c0ffee`, `c0ffee-dirty`, `unknown`."""
+    """The measured source tree, marked as `git describe --dirty` does: `c0ffee`, `c0ffee-dirty`, `unknown`."""
     return "unknown" if environment.commit is None else environment.commit + "-dirty" * bool(environment.dirty)
 
 

@@ -222,7 +222,10 @@ class Trials:
             self._is_settled = True
             shift = tripped(self._screens, control=self._control.id if self._control else "", drift=self._drift())
             if shift is not None and shift.is_common and self.suite.settings.reference is not None:
-                shift = msgspec.structs.replace(shift, beside=self._quietest_beside())
+                shift = msgspec.structs.replace(shift, beside=self._quietest_beside(self._screens))
+                if not shift.is_the_build:
+                    moved = self._quietest_beside([screen for screen in self._screens if screen.suspicious])
+                    shift = msgspec.structs.replace(shift, suspicious_beside=moved)
             self._shift = shift
             if shift is not None or len(self._screens) >= LEAST_CELLS:  # too few cannot take back what was said
                 self.suite.results.write_shift(shift)
@@ -265,10 +268,10 @@ class Trials:
         self.suite.results.write_verdict(verdict)
         self.remarks.append(f"{outcome} {cell.id} | {verdict.reasons[0]}")
 
-    def _quietest_beside(self) -> float | None:
-        """What the quietest cells say of the build, beside the reference; None where that could not be compared."""
+    def _quietest_beside(self, screens: Sequence[Screen]) -> float | None:
+        """What the quietest of these cells say of the build, beside the reference; None: they could not be compared."""
         verdicts = []
-        for cell_id in quietest(self._screens):
+        for cell_id in quietest(screens):
             cell = self._cells[cell_id]
             baseline, invariants = self._recall(cell)
             rule, _ = self.suite.rule(cell, baseline)

@@ -72,6 +72,18 @@ def test_only_a_reference_tells_the_build_from_the_machine(beside, is_the_build,
     assert shift.text.startswith(says)
 
 
+def test_cells_that_moved_tell_what_those_that_did_not_cannot():
+    """A compiler got worse by 5 %; the quietest cells are eager."""
+    part = replace(tripped(screens(*(0.05,) * 5, 0, 0, 0)), beside=0.001, suspicious_beside=math.log1p(0.05))
+    assert (part.is_the_build, part.is_part_of_the_build, part.size) == (False, True, 0.0)
+    assert part.text.startswith("SLOWER IN PART: 5 of 8 cells are suspicious, the median moved +5.0 %; beside")
+    assert part.text.endswith("beside the reference build +0.1 %, the suspicious cells +5.0 %")
+    machine = replace(part, suspicious_beside=0.0149)
+    assert (machine.is_part_of_the_build, machine.text[:11]) == (False, "ENVIRONMENT")
+    assert machine.size == pytest.approx(math.log1p(0.05) - 0.001)
+    assert not replace(part, beside=0.05).is_part_of_the_build, "everywhere"
+
+
 @pytest.mark.parametrize(
     ("change", "beside", "size"),
     [(0.025, None, 0.025), (0.025, 0.0, 0.025), (0.025, 0.01, 0.015), (0.025, 0.02, 0.0), (-0.03, None, 0.0)],

@@ -66,6 +66,21 @@ def test_whole_suite_that_is_slower_beside_the_reference_is_red_and_asks_why(tmp
     assert {cell.label for cell in asked} == beside
 
 
+def test_compiler_that_got_worse_is_no_machine_that_moved(tmp_path):
+    """Five of eight cells are slower beside the reference, three of the four quietest are not; `c` was unlucky once."""
+
+    def script(label, index):
+        if label == "c":
+            return slower(2.2 if index < 3 else 0)
+        return slower(0 if label in "ab" else 3)
+
+    run = ScriptedRun(tmp_path, labelled(8), script, reference=lambda *_: slower(0))
+    assert run.go() == dict.fromkeys("abc", "PASS") | dict.fromkeys("defgh", "REGRESSED")
+    assert run.results.shift().is_part_of_the_build
+    compared = {label for label, _ in run.reference.made}
+    assert compared >= set("cdefgh"), "each by pairs of its own"
+
+
 def test_failure_is_told_although_no_time_is_left(tmp_path):
     """A hang takes the whole budget, and is no cell for which there was no time."""
 

@@ -1,7 +1,8 @@
 """The breaker: when many cells of a test run moved together, the machine is asked before any cell is blamed.
 
 A driver, a power cap or a neighbour moves all cells; so can a new torch. Which it was, only a reference build on the
-same machine can tell: where there is one, the quietest cells are compared beside it.
+same machine can tell: where there is one, the quietest cells are compared beside it; where these are not slower, the
+quietest of the suspicious ones too, since cells that did not move say nothing of what is slow, such as a compiler.
 """
 
 import math
@@ -40,6 +41,8 @@ class Shift(Value, frozen=True, kw_only=True):
     """Median log change of the step time over the cells."""
     beside: float | None = None
     """Median log change of the quietest cells beside a reference build; None where there is none."""
+    suspicious_beside: float | None = None
+    """The same of the quietest suspicious cells; None where the others have told enough."""
     control: str = ""
     """Cell that was measured first, and once more before any suspicious one."""
     drift: float = 0.0
@@ -56,7 +59,7 @@ class Shift(Value, frozen=True, kw_only=True):
 
         Never below 0: that others became faster makes no cell slower.
         """
-        if self.is_the_build:
+        if self.is_the_build or self.is_part_of_the_build:
             return 0.0
         return max(0.0, self.change - (self.beside or 0.0) if self.is_common else self.drift)
 
@@ -64,6 +67,11 @@ class Shift(Value, frozen=True, kw_only=True):
     def is_the_build(self) -> bool:
         """Whether the reference build, on this machine and now, is as much faster."""
         return self.beside is not None and self.beside > MEDIAN_CHANGE
+
+    @property
+    def is_part_of_the_build(self) -> bool:
+        """Whether only the suspicious cells are slower beside it: each has to be compared then."""
+        return not self.is_the_build and self.suspicious_beside is not None and self.suspicious_beside > MEDIAN_CHANGE
 
     @property
     def text(self) -> str:
@@ -77,8 +85,12 @@ class Shift(Value, frozen=True, kw_only=True):
             return (
                 f"ENVIRONMENT: {moved}; a build that was good (--perf-reference) would tell the build from the machine"
             )
-        what = "SLOWER EVERYWHERE" if self.is_the_build else "ENVIRONMENT"
-        return f"{what}: {moved}; beside the reference build {_signed(self.beside)}"
+        said = f"{moved}; beside the reference build {_signed(self.beside)}"
+        if self.suspicious_beside is not None:
+            said += f", the suspicious cells {_signed(self.suspicious_beside)}"
+        if self.is_part_of_the_build:
+            return f"SLOWER IN PART: {said}"
+        return f"{'SLOWER EVERYWHERE' if self.is_the_build else 'ENVIRONMENT'}: {said}"
 
 
 def tripped(screens: Sequence[Screen], *, control: str = "", drift: float = 0.0) -> Shift | None:

@@ -1,15 +1,18 @@
 """Room perf/trials.py where everything moves: shifts, drift, failures, resumed test runs; with scripted step times."""
 
 import pytest
+from msgspec.structs import replace
 
+from perf.facts import jsonfile
 from perf.facts.failure import FailureKind, LaunchError
 from perf.facts.outcome import Outcome
+from perf.facts.record import RunRecord
 from perf.judge import baseline as baselines
 from perf.judge.circumstances import doubted
 from perf.judge.preflight import Doubts
 from perf.judge.verdict import Verdict
 from strategies.spec import StrategyName
-from tests.factory import cell, invariants, run_record
+from tests.factory import cell, change_ranks, gpu_use, invariants, run_record
 from tests.scripted_suite import RECORDED_S, ScriptedRun, alone, labelled
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -35,6 +38,37 @@ def test_resumed_test_run_says_what_it_said_before(tmp_path, outlier):
     told = resumed.results.shift()
     ScriptedRun(tmp_path, labelled(2), script).go()
     assert resumed.results.shift() == told, "two cells of it cannot take that back"
+
+
+def resumed_after(first, change):
+    """The runs that a resumed test run makes once the third run of cell `a` is a changed one."""
+    path = first.results.folder / "runs" / first.cells[0].id / "2.json"
+    jsonfile.write(path, change(jsonfile.read(path, RunRecord)))
+    again = ScriptedRun(
+        first.results.folder.parent.parent, first.cells, lambda *_: slower(30), reference=lambda *_: slower(0)
+    )
+    again.go()
+    return again.candidate.made
+
+
+def a_step_less_of_warm_up(run):
+    """As an earlier version made it: whole, by the plan that it had."""
+    one, plan = run.ranks[0], replace(run.plan, warmup_steps=run.plan.warmup_steps - 1)
+    return replace(change_ranks(run, losses=one.losses[1:], warmup_times_s=one.warmup_times_s[1:]), plan=plan)
+
+
+def test_run_of_another_warm_up_is_made_again_and_a_disturbed_one_unless_it_is_of_a_pair(tmp_path):
+    hot = replace(gpu_use("GPU-1", used_bytes=2**30), throttled=("hardware thermal slowdown",))
+    quick = ScriptedRun(tmp_path / "a", labelled(1), lambda *_: slower(0), reference=lambda *_: slower(0))
+    assert quick.go() == {"a": "PASS"}
+    assert not quick.reference.made
+    assert resumed_after(quick, lambda run: replace(run, gpus=(hot,)))[:1] == [("a", 2)]
+    early = ScriptedRun(tmp_path / "b", labelled(1), lambda *_: slower(0), reference=lambda *_: slower(0))
+    early.go()
+    assert resumed_after(early, a_step_less_of_warm_up)[:1] == [("a", 2)]
+    paired = ScriptedRun(tmp_path / "c", labelled(1), lambda *_: slower(30), reference=lambda *_: slower(0))
+    assert paired.go() == {"a": "REGRESSED"}
+    assert resumed_after(paired, lambda run: replace(run, gpus=(hot,))) == []
 
 
 @pytest.mark.parametrize("reference", [None, lambda *_: slower(0)], ids=["alone", "beside a good build"])

@@ -12,8 +12,8 @@ from perf.judge.circumstances import doubted
 from perf.judge.preflight import Doubts
 from perf.judge.verdict import Verdict
 from strategies.spec import StrategyName
-from tests.factory import cell, change_ranks, gpu_use, invariants, run_record
-from tests.scripted_suite import RECORDED_S, ScriptedRun, alone, labelled
+from tests.factory import baseline, cell, change_ranks, gpu_use, invariants, run_record
+from tests.scripted_suite import NODE, RECORDED_S, ScriptedRun, alone, labelled
 
 pytestmark = pytest.mark.usefixtures("alone")
 __all__ = ["alone"]
@@ -113,6 +113,17 @@ def test_compiler_that_got_worse_is_no_machine_that_moved(tmp_path):
     assert run.results.shift().is_part_of_the_build
     compared = {label for label, _ in run.reference.made}
     assert compared >= set("cdefgh"), "each by pairs of its own"
+
+
+def test_sensitive_preset_side_by_side_needs_no_baseline_that_carries_it(tmp_path):
+    cells = labelled(5)
+    run = ScriptedRun(
+        tmp_path, cells, lambda label, _: slower(1.5 if label == "a" else 0), reference=lambda *_: slower(0),
+        side_by_side=True, preset="sensitive",
+    )  # fmt: skip
+    one_night = baseline(cells[0], nights=((RECORDED_S,) * 3,), machine=NODE.machine_for(cells[0]))
+    baselines.write(tmp_path / "baselines", one_night)
+    assert run.go() == dict.fromkeys("bcde", "PASS") | {"a": "REGRESSED"}
 
 
 def test_failure_is_told_although_no_time_is_left(tmp_path):

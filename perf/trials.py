@@ -223,7 +223,7 @@ class Trials:
             shift = tripped(self._screens, control=self._control.id if self._control else "", drift=self._drift())
             if shift is not None and shift.is_common and self.suite.settings.reference is not None:
                 shift = msgspec.structs.replace(shift, beside=self._quietest_beside(self._screens))
-                if not shift.is_the_build:
+                if shift.beside is not None and not shift.is_the_build:
                     moved = self._quietest_beside([screen for screen in self._screens if screen.suspicious])
                     shift = msgspec.structs.replace(shift, suspicious_beside=moved)
             self._shift = shift

@@ -81,7 +81,7 @@ def test_false_alarms_are_told():
 def test_run_that_is_called_wrong_though_it_computes_the_same_is_a_false_alarm():
     found = evaluate(DDP, pool(num_runs=5), 0.002, None, ["run 7: end gradient norm 1.9 -> 9"])
     assert found.faults[0] == "a run that computes the same is WRONG: run 7: end gradient norm 1.9 -> 9"
-    assert "numbers: 1 differences" in table(found)
+    assert "numbers: 1 difference\n" in table(found)
     assert "numbers: no differences" in table(replace(found, wrong=()))
     assert "numbers: not asked" in table(replace(found, wrong=None))
 

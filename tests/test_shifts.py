@@ -115,6 +115,19 @@ def test_compiler_that_got_worse_is_no_machine_that_moved(tmp_path):
     assert compared >= set("cdefgh"), "each by pairs of its own"
 
 
+def test_reference_that_gives_no_record_is_not_asked_of_more_cells(tmp_path):
+    """Eight of twelve cells moved; the four quietest are not among them, and the reference fails in each of these."""
+
+    def broken(*_):
+        raise CRASH
+
+    script = lambda label, _: slower(0 if label in "abcd" else 3)  # noqa: E731
+    run = ScriptedRun(tmp_path, labelled(12), script, reference=broken)
+    run.go()
+    assert (run.results.shift().beside, run.results.shift().suspicious_beside) == (None, None)
+    assert {label for label, _ in run.reference.made} == set("abcd")
+
+
 def test_sensitive_preset_side_by_side_needs_no_baseline_that_carries_it(tmp_path):
     cells = labelled(5)
     run = ScriptedRun(

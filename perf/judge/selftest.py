@@ -209,7 +209,9 @@ def table(found: SelfTest) -> str:
     told = [f"NOT SOUND: {fault}" for fault in found.faults]
     if not found.is_gated:
         told.append("not judged: shares of the few baselines that are quiet enough say nothing")
-    numbers = "not asked" if found.wrong is None else f"{len(found.wrong) or 'no'} differences"
+    numbers = "not asked"
+    if found.wrong is not None:
+        numbers = f"{len(found.wrong) or 'no'} difference{'s' * (len(found.wrong) != 1)}"
     lines += [f"  +{EXTRA_MIB} MiB: {memory}", f"  numbers: {numbers}"]
     return "\n".join([*lines, *(f"  {text}" for text in told)])
 

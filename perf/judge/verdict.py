@@ -135,7 +135,7 @@ def judge(
     if baseline is None or invariants is None:
         lacking = "no recorded invariants"
         if baseline is None:
-            lacking = "no timing baseline for this machine; tools.approve makes one"
+            lacking = "no timing baseline for this machine; python -m tools.approve makes one"
         return say(Outcome.NO_BASELINE, [lacking])
     return _compare(measurement, baseline, rule, course)
 

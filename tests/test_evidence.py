@@ -1,4 +1,4 @@
-"""Rooms perf/measure/evidence.py, perf/tell/explanation.py, kernel_names.py: a planted slowdown is named."""
+"""Rooms perf/measure/evidence.py, perf/tell/explanation.py: a planted slowdown is named."""
 
 import re
 import shutil
@@ -18,7 +18,6 @@ from perf.measure import evidence as room
 from perf.measure.evidence import Evidence, RankTrace, collect
 from perf.measure.timeline import OpTime, StepSplit
 from perf.tell.explanation import explain
-from perf.tell.kernel_names import MOST_CHARACTERS, short_name
 from perf.tell.report import write_report
 from perf.tell.results import Manifest, Results, gather
 from tests import factory
@@ -123,6 +122,19 @@ def test_profiled_steps_that_are_not_slower_are_not_explained(now_ms):
     assert "%" not in headline
 
 
+@pytest.mark.parametrize(
+    ("calls", "time_ms", "told"),
+    [(209, 1.5, True), (200, 1.5, False), (199, 1.5, False), (209, 0.2, False), (209, -1.5, False)],
+)
+def test_more_calls_are_told_where_the_step_hides_them(calls, time_ms, told):
+    """`nvjet` as measured with 1 % more work planted; a kernel by another name is new, not called more often."""
+    old = [op("copy", 1, 1.0), op("nvjet_sm90_tst<8>(int)", 200, 27.3)]
+    new = [op("copy", 2, 1.1), op("nvjet_sm90_tst<4>(int)", calls, 27.3 + time_ms), op("fill", 9, 9.0)]
+    (headline, *_) = explain(arm(split(162, 0, 0, 0), ops=new), arm(split(161, 0, 0, 0), ops=old), (), None)
+    assert (": the profiled steps are not slower, but nvjet_sm90_tst runs 209 times, not 200 (" in headline) == told
+    assert told or ": the profiled steps are not slower (" in headline
+
+
 def test_never_more_than_ten_lines():
     many = [op(f"kernel{number}", 1, 9.0) for number in range(50)]
     changed = [op(f"kernel{number}", 1, 19.0) for number in range(20, 80)]
@@ -137,50 +149,6 @@ def test_kernels_that_differ_in_a_number_of_their_template_are_one():
     now = [op("void f<4, A>(int)", 1, 30.0), op("void f<8, A>(int)", 1, 30.0)]
     lines = explain(arm(split(60, 0, 0, 0), ops=now), arm(split(30, 0, 0, 0), ops=[op("f<2, A>", 1, 30.0)]), (), None)
     assert "moved most: f<A> 1 call 30.0 ms -> 2 calls 60.0 ms, +30.0 ms" in lines
-
-
-@pytest.mark.parametrize(
-    ("name", "short"),
-    [
-        (
-            (
-                "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, "
-                "std::array<char*, 1ul>>(int, at::native::FillFunctor<float>, std::array<char*, 1ul>)"
-            ),
-            "vectorized_elementwise_kernel<FillFunctor<float>, array>",
-        ),
-        (
-            (
-                "void at::native::elementwise_kernel<128, 2, at::native::gpu_kernel_impl_nocast<at::native::copy_cuda"
-                "(at::TensorIteratorBase&)::{lambda()#3}::operator()() const::{lambda(float)#1}>(at::Iterator&,"
-                " float const&)::{lambda(int)#1}>(int, at::native::gpu_kernel_impl_nocast<float>)"
-            ),
-            "elementwise_kernel<gpu_kernel_impl_nocast<copy_cuda>>",
-        ),
-        (
-            "void (anonymous namespace)::softmax_warp_forward<c10::BFloat16, c10::BFloat16, float, 9, false>(float*)",
-            "softmax_warp_forward<BFloat16, float>",
-        ),
-        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", None),
-        (
-            "void cutlass::Kernel2<cutlass_80_gemm_bf16_256x128>(cutlass_80_gemm::Params)",
-            "Kernel2<cutlass_80_gemm_bf16_256x128>",
-        ),
-        ("std::enable_if<!(false), void>::type gemv::kernel<int, __half, float>(int)", "kernel<__half, float>"),
-        ("triton_poi_fused_add_mul_0", "triton_poi_fused_add_mul_0"),
-        ("Memcpy DtoD (Device -> Device)", "Memcpy DtoD (Device -> Device)"),
-        ("aten::mm", "aten::mm"),
-        ("## Call CompiledFxGraph fzomo3qxdsxl52c", "## Call CompiledFxGraph"),
-        ("x" * 200, "x" * 47 + "..." + "x" * 46),
-        ("a<b", "a<b>"),
-        (")(", ")"),
-        ("(", "("),
-        ("", ""),
-    ],
-)
-def test_short_name_of_a_kernel_can_be_recognised(name, short):
-    assert short_name(name) == (name.partition("(")[0] if short is None else short)
-    assert len(short_name(name)) <= MOST_CHARACTERS
 
 
 def healthy(launcher, folder):

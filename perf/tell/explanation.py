@@ -71,12 +71,23 @@ def _headline(new: RankTrace, old: RankTrace | None, parts: Sequence[Part]) -> s
     change_s = total_s - before_s
     text = f"step {_text(before_s)} -> {_text(total_s)}, {_signed(change_s)}"
     if change_s < NOT_SEEN_SHARE * before_s:
-        return f"{text}: the profiled steps are not slower"
+        return f"{text}: the profiled steps are not slower{_called_more(new, old)}"
     name, fields = max(parts, key=lambda part: _time(new, part[1]) - _time(old, part[1]))
     part_s = _time(new, fields) - _time(old, fields)
     if round(part_s / change_s, 2) > 1:  # another part became shorter
         return f"{text}: {name} alone is {_signed(part_s)}"
     return f"{text}: {_percent(part_s / change_s)} of it is {name}"
+
+
+def _called_more(new: RankTrace, old: RankTrace) -> str:
+    """The kernel that more calls made longer by most: unlike a small difference of times, a count is no luck."""
+    now, before = _by_short_name(new.ops), _by_short_name(old.ops)
+    more = [name for name in now if name in before and now[name].count > before[name].count]
+    longer_s = {name: now[name].time_s - before[name].time_s for name in more}
+    name = max(more, key=lambda name: longer_s[name], default="")
+    if not name or longer_s[name] < MOVED_SHARE * old.shortest.step_time_s:
+        return ""
+    return f", but {name} runs {now[name].count:.4g} times, not {before[name].count:.4g}"
 
 
 def _whose(new: RankTrace, old: RankTrace | None, num_ranks: int) -> str:

@@ -61,7 +61,7 @@ def rates(noise: Noise, slowdown: float, rule: Rule, *, has_reference: bool, num
     """The rates of one point of the operating curve, each night against a baseline of five nights of three runs."""
     source = np.random.default_rng([seed, round(1e4 * slowdown), round(1e6 * noise.between_runs), has_reference])
     outcomes, num_runs = [], 0
-    for baseline, levels, pairs in _nights(source, noise, slowdown, num_trials):
+    for baseline, levels, pairs in _nights(source, noise, slowdown, num_trials, rule):
         decision, took = decided(baseline, levels, pairs if has_reference else None, rule)
         outcomes.append(decision.outcome)
         num_runs += took
@@ -87,11 +87,10 @@ def decided(
 
 
 def _nights(
-    source: np.random.Generator, noise: Noise, slowdown: float, num_trials: int
+    source: np.random.Generator, noise: Noise, slowdown: float, num_trials: int, rule: Rule
 ) -> Iterator[tuple[list[float], list[float], list[tuple[float, float]]]]:
     """Baseline levels, levels of fresh runs, and pairs, night after night."""
-    rule = Rule()
-    most_runs, most_pairs = RUNS_A_LOOK * rule.most_looks, rule.noisy_pairs
+    most_runs, most_pairs = RUNS_A_LOOK * rule.most_looks, max(rule.pairs, rule.noisy_pairs)
     recorded = [_levels(source, noise, (num_trials, RUNS_A_LOOK)) for _ in range(NUM_NIGHTS)]
     baselines = np.concatenate(recorded, axis=1)
     tonight = _night(source, noise, num_trials)

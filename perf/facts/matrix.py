@@ -138,7 +138,9 @@ def _from_table(table: Any, source: str) -> list[Cell]:
     for point in itertools.product(*axes):
         named = dict(zip(_AXES, point, strict=True))
         try:
-            default = default_workload(named["size"], named["strategy"], int(named["world_size"]))
+            if type(ranks := named["world_size"]) is not int:
+                raise ValueError(f"world_size {ranks!r}: a whole number of ranks, such as 2")
+            default = default_workload(named["size"], named["strategy"], ranks)
             workload = msgspec.to_builtins(default) | changes
             cells.append(msgspec.convert(named | own | {"workload": workload, "options": options}, Cell))
         except (msgspec.ValidationError, ValueError, TypeError) as error:

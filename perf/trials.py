@@ -213,7 +213,9 @@ class Trials:
             return
         rule, _ = self.suite.rule(cell, baseline)
         sd = rule.sd_of(baseline.levels)
-        change = math.log1p(times[0].change)
+        # A resumed test run may hold fresh looks or pairs already; the breaker asks of what every cell has.
+        first = verdict.looks[0] if verdict.looks else times[0]
+        change = math.log1p(first.change)
         self._screens.append(Screen(cell_id=cell.id, change=change, suspicious=verdict.suspicious, sd=sd))
 
     def _settled(self) -> Shift | None:

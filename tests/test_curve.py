@@ -36,6 +36,14 @@ def test_nights_apart_hide_a_slowdown_and_the_sensitive_preset_finds_a_small_one
     assert float(sensitive[1]) == float(steady[2]) == 0 < 80 < float(sensitive[2]), "1 % slower"
 
 
+@pytest.mark.parametrize("trials", ["0", "-4"])
+def test_no_night_is_refused(trials, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([f"--trials={trials}"])
+    assert ended.value.code == 2
+    assert f"--trials {trials}: at least one night a point" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "text", ["fast", "0.1", "2,0.1", "-0.1,0.1", "0.1,0", "nan,0.1", "0.1,1,-1", "1,2,3,4", "1,1,nan"]
 )

@@ -139,6 +139,29 @@ def test_sensitive_preset_side_by_side_needs_no_baseline_that_carries_it(tmp_pat
     assert run.go() == dict.fromkeys("bcde", "PASS") | {"a": "REGRESSED"}
 
 
+def test_test_run_that_was_interrupted_in_the_pairs_finds_the_shift_that_it_would_have_found(tmp_path):
+    """The breaker is given first looks, although pairs with another change are there already."""
+
+    def go(folder, most_runs):
+        left = iter(range(most_runs))
+
+        def counted(percent):
+            def script(label, _):
+                next(left)  # StopIteration: interrupted
+                return slower(percent[label])
+
+            return script
+
+        arms = ({"a": 10, "b": 5, "c": 8, "d": -2}, {"a": 10, "b": 5, "c": 5, "d": 5})
+        run = ScriptedRun(folder, labelled(4), counted(arms[0]), reference=counted(arms[1]))
+        return run.go(), run.results.shift().change
+
+    whole = go(tmp_path / "whole", 999)
+    with pytest.raises(StopIteration):
+        go(tmp_path / "halves", 33)
+    assert go(tmp_path / "halves", 999) == whole
+
+
 def test_failure_is_told_although_no_time_is_left(tmp_path):
     """A hang takes the whole budget, and is no cell for which there was no time."""
 

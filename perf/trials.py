@@ -71,8 +71,8 @@ class Trials:
             self._failed[cell.id] = error
             return None
         self._note(cell, verdict)
-        is_resumed = verdict.suspicious and verdict.num_runs > suite.plan.runs
-        if not (is_resumed or verdict.more_runs or verdict.wanted_pairs):
+        # Also one that needs no more runs, resumed or hungrier: the breaker is asked once, when all first looks are in.
+        if not (verdict.suspicious or verdict.more_runs or verdict.wanted_pairs):
             return None
         suite.results.write_verdict(verdict)
         if suite.budget is not None:

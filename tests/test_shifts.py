@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from perf.facts import jsonfile
 from perf.facts.failure import FailureKind, LaunchError
 from perf.facts.outcome import Outcome
-from perf.facts.record import RunRecord
+from perf.facts.record import MemoryPeaks, RunRecord
 from perf.judge import baseline as baselines
 from perf.judge.circumstances import doubted
 from perf.judge.preflight import Doubts
@@ -160,6 +160,23 @@ def test_test_run_that_was_interrupted_in_the_pairs_finds_the_shift_that_it_woul
     with pytest.raises(StopIteration):
         go(tmp_path / "halves", 33)
     assert go(tmp_path / "halves", 999) == whole
+
+
+@pytest.mark.parametrize("hungry", "af")
+def test_cell_that_needs_more_memory_does_not_hide_that_all_became_slower(tmp_path, hungry):
+    """Its verdict needs no more runs; the breaker waits for the first looks of the others even then."""
+    cells = labelled(6)
+    run = ScriptedRun(tmp_path, cells, lambda *_: slower(5))
+    for one in cells:
+        nights, machine = ((RECORDED_S,) * 3,) * 3, NODE.machine_for(one)
+        recorded = baseline(one, nights=nights, machine=machine, allocated_bytes=4 * 2**30)
+        baselines.write(tmp_path / "baselines", recorded)
+        allocated_bytes = 4 * 2**30 + (200 * 2**20 if one.label == hungry else 0)
+        memory = MemoryPeaks(
+            allocated_bytes=allocated_bytes, reserved_bytes=5 * 2**30, resident_bytes=2**29, allocator_retries=0
+        )
+        run.candidate.changes |= {(one.label, index): {"memory": memory} for index in range(9)}
+    assert run.go() == dict.fromkeys("abcdef", "ENVIRONMENT") | {hungry: "REGRESSED"}
 
 
 def test_failure_is_told_although_no_time_is_left(tmp_path):

@@ -5,6 +5,7 @@ import os
 
 import msgspec
 
+from perf.facts.failure import LaunchError, ReferenceFailure
 from perf.facts.fault import Fault
 from perf.facts.hardware import Node
 from perf.measure.arm import Arm
@@ -21,7 +22,7 @@ class Arms:
         self._node = node
         self._opened = contextlib.ExitStack()
         self._reference: Arm | None = None
-        self._refusal: str | None = None
+        self._refusal: ValueError | ReferenceFailure | None = None
         build = msgspec.structs.replace(CANDIDATE, variables=settings.variables)
         if settings.candidate is not None:
             try:
@@ -31,21 +32,31 @@ class Arms:
         self.candidate = self._arm("candidate", build, fault=settings.fault)
 
     def reference(self) -> Arm:
-        """The reference build, made with the first cell that needs it. Raises ValueError when it is this very build."""
+        """The reference build, made with the first cell that needs it.
+
+        Raises:
+            ReferenceFailure: its server does not start; it is not tried again.
+            ValueError: it is this very build, or cannot be made.
+        """
         if self._refusal is not None:
-            raise ValueError(self._refusal)
+            raise self._refusal
         if self._reference is None:
             assert self._settings.reference is not None
             build = self._opened.enter_context(opened(self._settings.reference))
             without = tuple(name for name, _ in self._settings.variables)
             arm = self._arm("reference", msgspec.structs.replace(build, without=without))
-            mine, other = self.candidate.imported, arm.imported
+            mine = self.candidate.imported
+            try:
+                other = arm.imported
+            except LaunchError as error:
+                self._refusal = ReferenceFailure(f"the reference, {self._settings.reference.said}: {error}")
+                raise self._refusal from None
             if (mine.strategies, mine.torch) == (other.strategies, other.torch) and not self._settings.variables:
-                self._refusal = (
+                self._refusal = ValueError(
                     f"both builds import {mine.strategies} and {mine.torch} under the same variables: nothing would be "
                     "compared with nothing; name another ref, folder or interpreter, or add --perf-ab-env"
                 )
-                raise ValueError(self._refusal)
+                raise self._refusal
             self._reference = arm
         return self._reference
 

@@ -5,7 +5,7 @@ from typing import NoReturn
 import pytest
 
 from perf.facts.cell import Cell
-from perf.facts.failure import LaunchError
+from perf.facts.failure import LaunchError, NotResumable
 from perf.facts.measurement import Measurement
 from perf.facts.outcome import FAILURES, VERDICTS, Outcome
 from perf.judge.verdict import Verdict
@@ -36,10 +36,15 @@ class Bench:
     def decide(self, cell: Cell) -> tuple[Measurement, Verdict]:
         """The cell's runs, as many as it takes, and the verdict on them.
 
-        A damaged baseline fails the test before anything is measured, a run that gives no record with its own error.
+        A damaged baseline fails the test before anything is measured, a run that gives no record with its own error. A
+        test run that cannot go on ends, with what it has as it is.
         """
         try:
             return self._trials.decide(cell)
+        except NotResumable as error:
+            if hasattr(self._item.config, "workerinput"):  # xdist takes an end of its worker for a crash
+                pytest.fail(str(error), pytrace=False)
+            pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
         except (LaunchError, ValueError) as error:
             reason = str(error)
         self._fail_with(cell, reason)  # outside of the except: pytest would show both, one inside the other

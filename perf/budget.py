@@ -27,12 +27,15 @@ class Budget:
     """Counts from its making.
 
     Args:
-        known: cell id -> seconds that the cell took in an earlier test run, or None.
+        known: cell id -> seconds that the cell's runs will take, by earlier ones, or None.
+        profiles: whether every cell is run once more under a profiler.
     """
 
-    def __init__(self, total_s: float, known: Callable[[str], float | None]) -> None:
+    def __init__(self, total_s: float, known: Callable[[str], float | None], *, profiles: bool = False) -> None:
         self._total_s = total_s
         self._known = known
+        self._profiles = profiles
+        self._profiled_s: list[float] = []
         self._begun = time.monotonic()
         self._took: list[float] = []
         self._reserved_s = 0.0
@@ -40,6 +43,10 @@ class Budget:
     def took(self, cell_s: float) -> None:
         """Notes what a cell of this test run took."""
         self._took.append(cell_s)
+
+    def profiled(self, profile_s: float) -> None:
+        """Notes what a profiled run of a cell took."""
+        self._profiled_s.append(profile_s)
 
     def reserve(self, rerun_s: float) -> None:
         """Keeps time for a cell that has to be looked at again."""
@@ -52,6 +59,8 @@ class Budget:
         if cell_s is None and not self._took:
             return None
         cell_s = median(self._took) if cell_s is None else cell_s
+        if self._profiles and self._profiled_s:
+            cell_s += median(self._profiled_s)
         if used_s + self._reserved_s + cell_s <= self._total_s:
             return None
         kept = f", {duration(self._reserved_s)} are kept for reruns" if self._reserved_s else ""

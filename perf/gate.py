@@ -15,14 +15,10 @@ from perf.facts.record import RunRecord
 from perf.judge.approval import provisional
 from perf.judge.correctness import differences, intrinsic_errors
 from perf.judge.rule import MIB, Rule, prior_sd
-from perf.judge.selftest import EXTRA_MIB, SelfTest, evaluate, planted, samples_of, table
+from perf.judge.selftest import EXTRA_MIB, SelfTest, evaluate, planted, samples_of
 from perf.judge.verdict import memory_comparisons
+from perf.selftest_summary import CELL
 from perf.suite import Suite
-
-LINES = pytest.StashKey[list[str]]()
-"""What the self-tests of this process have found, for the end of the test run."""
-UNJUDGED = pytest.StashKey[bool]()
-"""Whether a cell was too noisy to say anything of the gate."""
 
 
 class Gate:
@@ -40,12 +36,15 @@ class Gate:
 
     def refuse(self, cell: Cell) -> None:
         """Skips the test when this cell cannot run here."""
+        self._item.user_properties.append((CELL, cell.id))
         if reason := self._suite.obstacle(cell):
             pytest.skip(reason)
 
     def measure(self, cell: Cell) -> SelfTest:
         """The operating curve of the gate on this cell, from fresh runs; fails the test when one gives no record."""
         try:
+            # What an earlier process has found may be of fewer runs.
+            self._suite.results.selftest(cell.id).unlink(missing_ok=True)
             faults = planted(self._slowdowns, self._num_runs, memory=cell.device_kind == "cuda")
             runs = self._suite.sample(cell, faults)
         except (LaunchError, ValueError) as error:
@@ -56,14 +55,12 @@ class Gate:
         pytest.fail(reason, pytrace=False)  # outside of the except: pytest would show both, one inside the other
 
     def conclude(self, found: SelfTest) -> None:
-        """Keeps the curve in the test run's folder, shows it at the end, and makes it the test's outcome."""
-        jsonfile.write(self._suite.results.folder / "selftest" / f"{found.cell_id}.json", found)
-        self._item.config.stash.setdefault(LINES, []).append(table(found))
+        """Keeps the curve in the test run's folder, for the end of it, and makes it the test's outcome."""
+        jsonfile.write(self._suite.results.selftest(found.cell_id), found)
         self._item.user_properties += [(f"found at {point.planted:g}", repr(point.alone)) for point in found.points]
         if found.faults:
             pytest.fail("; ".join(found.faults), pytrace=False)
         if not found.is_gated:
-            self._item.config.stash[UNJUDGED] = True
             pytest.skip(f"{found.cell_id} is too noisy here to be gated on time")
 
 

@@ -11,18 +11,19 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from perf import options
+from perf import options, resumption
 from perf.bench import Bench
 from perf.facts.cell import Cell
 from perf.facts.hardware import this_node
 from perf.facts.matrix import cells_of
-from perf.gate import LINES, UNJUDGED, Gate
+from perf.gate import Gate
 from perf.measure.connection import ROOT
+from perf.selftest_summary import SelfTestSummary
 from perf.settings import Settings
 from perf.suite import Suite
 from perf.summary import Summary
 from perf.tell.progress import Progress, terminal_console
-from perf.tell.render import WITHOUT_VERDICT, line
+from perf.tell.render import line
 from perf.tell.results import Manifest, Results
 from perf.trials import Trials
 
@@ -57,7 +58,9 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from None
     config.stash[CONSOLE] = terminal_console() if _worker_id(config) is None else None
     if _worker_id(config) is None:
-        config.pluginmanager.register(Summary(config, config.stash[RESULTS], allowed), "perf-summary")
+        results, is_selftest = config.stash[RESULTS], config.getoption("perf_selftest")
+        summary = SelfTestSummary(results) if is_selftest else Summary(config, results, allowed)
+        config.pluginmanager.register(summary, "perf-summary")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -79,6 +82,8 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     """Before the first test: writes down which cells this test run is about. xdist: the first worker does."""
     config = session.config
     cells = selected_cells(session)
+    if config.getoption("perf_selftest") and not config.option.collectonly:
+        config.stash[RESULTS].claim()
     if not cells or config.option.collectonly or _worker_id(config) not in (None, "gw0"):
         return
     results, settings = config.stash[RESULTS], config.stash[SETTINGS]
@@ -103,7 +108,7 @@ def pytest_runtestloop(session: pytest.Session) -> None:
 
 def _put_control_first(session: pytest.Session, cells: list[Cell]) -> None:
     """So that a machine that drifts while the suite is measured is seen as one."""
-    control = trials_of(session).choose_control(cells)
+    control = trials_of(session).common.choose_control(cells)
     places = [place for place, item in enumerate(session.items) if cell_of(item) is not None]
     chosen = next((place for place in places if cell_of(session.items[place]) == control), places[0])
     session.items.insert(places[0], session.items.pop(chosen))
@@ -119,13 +124,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     random.Random(config.stash[SEED]).shuffle(measuring)  # noqa: S311 - an order, no secret
     for place, item in zip(places, measuring, strict=True):
         items[place] = item
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """The curves of the self-tests."""
-    for text in config.stash.get(LINES, []):
-        terminalreporter.section("self-test of the gate")
-        terminalreporter.write_line(text)
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> str | list[str]:
@@ -227,13 +225,11 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     is_whole = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not session.shouldfail
     try:
         if is_whole:
-            trials.look_back()
+            trials.common.look_back()
     finally:
         trials.suite.close()
-        for remark in trials.remarks:
+        for remark in trials.common.remarks:
             _warn(session.config, remark)
-    if exitstatus == pytest.ExitCode.OK and session.config.stash.get(UNJUDGED, False):
-        session.exitstatus = WITHOUT_VERDICT
 
 
 def _warn(config: pytest.Config, text: str) -> None:
@@ -249,11 +245,14 @@ def _results(config: pytest.Config) -> Results:
     resumed: Path | None = config.getoption("perf_resume")
     if resumed is None:
         return Results.new(config.getoption("perf_results"))
-    if config.getoption("perf_selftest"):
-        return Results.open_selftest(resumed)
-    results = Results.open(resumed)
     settings = config.stash[SETTINGS]
-    results.check_resumable(settings.plan, config.stash[CELLS], settings.beside)
+    if config.getoption("perf_selftest"):
+        results = Results.open_selftest(resumed)
+        resumption.check_selftest(results, settings, this_node())
+        return results
+    results = Results.open(resumed)
+    results.check_cells(config.stash[CELLS])
+    resumption.check(results, settings, this_node())
     return results
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from perf import resumption
 from perf.arms import Arms
 from perf.budget import Budget
 from perf.facts.cell import Cell, SamplingPlan
@@ -29,7 +30,7 @@ from perf.measure.examination import examine
 from perf.measure.lease import Lease
 from perf.settings import Settings
 from perf.tell.progress import Progress
-from perf.tell.results import Results
+from perf.tell.results import REFERENCE, RUNS, SELFTEST, Results
 
 PREFLIGHTS = 2
 """A node that falls short is looked at again: of five starts on one host, two launched a fifth fewer kernels. Of each
@@ -46,16 +47,28 @@ class Suite:
         self._local_baselines = settings.state / "baselines"
         self._arms = Arms(settings, node)
         self._priors: dict[Machine, float] = {}
+        self._pairs: dict[str, int] = {}
+        self._checked: set[str] = set()
         self._made: set[tuple[str, str, int]] = set()
         """Arm, cell and index of the runs of this process: kept whatever they lack, which is for the judge to say."""
         self.results = results
         self.store = Store(settings.baselines, self._local_baselines)
         total_s = settings.time_budget_s
-        self.budget = None if total_s is None else Budget(total_s, results.took_before)
+        profiles = Outcome.PASS in settings.evidence
+        self.budget = None if total_s is None else Budget(total_s, self._expected_s, profiles=profiles)
 
     @property
     def plan(self) -> SamplingPlan:
         return self.settings.plan
+
+    @property
+    def has_measured(self) -> bool:
+        """Whether this process has made a run, of whatever cell."""
+        return bool(self._made)
+
+    def has_made(self, run: RunRecord) -> bool:
+        """Whether this process has made this run of the candidate; else it is one of a resumed test run."""
+        return (self._arms.candidate.name, run.cell.id, run.index) in self._made
 
     def obstacle(self, cell: Cell) -> str | None:
         """Why this cell cannot run here: refused by arithmetic, or by what the machine lacks."""
@@ -83,7 +96,7 @@ class Suite:
 
         Raises:
             LaunchError: a run failed; its process group is gone.
-            ValueError: a record of a resumed test run is damaged, or was made with other software.
+            NotResumable: a record of a resumed test run was made with other software.
         """
         have = {run.index for run in self._finished(self._arms.candidate, cell)}
         free = (index for index in itertools.count() if index not in have)
@@ -101,6 +114,8 @@ class Suite:
             LaunchError, ValueError: as of `measure`; also where both builds are the same.
         """
         other = self._arms.reference()
+        if self.settings.side_by_side:  # else the pairs are more than the plan asks for
+            self._pairs[cell.id] = num_pairs
         paired = {run.index for run in self._finished(other, cell)}
         # Half a pair, as an interrupted test run leaves, would get a neighbour from another time: it stays alone.
         alone = {run.index for run in self._finished(self._arms.candidate, cell)} ^ paired
@@ -114,12 +129,16 @@ class Suite:
 
     def measured(self, cell: Cell) -> Measurement:
         """The finished runs of a cell on this build."""
-        return measure(cell, self.plan, self._finished(self._arms.candidate, cell))
+        return measure(cell, self._plan_of(cell), self._finished(self._arms.candidate, cell))
 
     def referenced(self, cell: Cell) -> Measurement:
         """The finished runs of a cell on the reference build, which is not started for this where there are none."""
         runs = self._finished(self._arms.reference(), cell) if self.results.reference_runs(cell.id) else []
         return measure(cell, msgspec.structs.replace(self.plan, runs=max(1, len(runs))), runs)
+
+    def _plan_of(self, cell: Cell) -> SamplingPlan:
+        """Side by side, the noise of a cell or an override says how many runs it has."""
+        return msgspec.structs.replace(self.plan, runs=self._pairs.get(cell.id, self.plan.runs))
 
     def sample(self, cell: Cell, faults: Sequence[Fault | None]) -> list[RunRecord]:
         """A run of a cell with each fault, in this order; each is kept, and those that there are already stay.
@@ -130,7 +149,6 @@ class Suite:
         """
         arm, runs = self._arms.candidate, self.results.samples(cell.id)
         for run in runs:
-            self._check_place(arm, run)
             then = run.plan, run.fault
             now = cell.plan(self.plan), faults[run.index] if run.index < len(faults) else run.fault
             if then != now:
@@ -143,7 +161,7 @@ class Suite:
         try:
             with Lease(f"self-test of {cell.id}", self._progress.wait):
                 for index in missing:
-                    self._check_software(arm, runs)
+                    self._check_software(arm, SELFTEST)
                     kept[index] = arm.run(cell, index, self.plan, self._progress.watch, fault=faults[index])
                     self._progress.end_run()
                     self.results.write_sample(kept[index])
@@ -154,19 +172,25 @@ class Suite:
     def profile(self, cell: Cell) -> list[Evidence]:
         """A profiled run of the cell on this build, and on the reference where one was measured; each is kept.
 
-        Raises LaunchError or ValueError when a run gives no record.
+        Those that a resumed test run has already are not made again.
+
+        Raises LaunchError, ReferenceFailure or ValueError when a run gives no record.
         """
-        folder, found = self.results.evidence_folder(cell.id), []
+        folder, begun = self.results.evidence_folder(cell.id), time.monotonic()
+        arms = [self._arms.candidate, *([self._arms.reference()] if self.results.reference_runs(cell.id) else [])]
+        found = {arm.name: self.results.evidence(cell.id, arm.name) for arm in arms}
+        missing = [arm for arm in arms if found[arm.name] is None]
         self._progress.begin_cell(cell.id, num_runs=0)
         try:
             with Lease(f"profile of {cell.id} of {self.results.folder}", self._progress.wait):
-                beside = [self._arms.reference()] if self.results.reference_runs(cell.id) else []
-            for arm in (self._arms.candidate, *beside):
-                found.append(arm.profile(cell, self.plan, self._progress.watch, folder))
-                self.results.write_evidence(arm.name, found[-1])
+                for arm in missing:
+                    new = found[arm.name] = arm.profile(cell, self.plan, self._progress.watch, folder)
+                    self.results.write_evidence(arm.name, new)
         finally:
             self._progress.end_cell()
-        return found
+        if self.budget is not None and missing:
+            self.budget.profiled(time.monotonic() - begun)
+        return list(filter(None, found.values()))
 
     def examine(self) -> Doubts:
         """Why this node is not comparable with what machines of its key have reached; kept as the test run's preflight.
@@ -213,6 +237,12 @@ class Suite:
         """Ends both servers, and removes what was made for the reference."""
         self._arms.close()
 
+    def _expected_s(self, cell_id: str) -> float | None:
+        """What the runs that a cell lacks will take, or those of one more look."""
+        lacking = self.plan.runs - self.results.num_runs(cell_id)
+        arms = (RUNS, REFERENCE) if self.settings.side_by_side else (RUNS,)
+        return self.results.expected_s(cell_id, lacking if lacking > 0 else self.plan.runs, arms)
+
     def _make(self, cell: Cell, wanted: list[tuple[Arm, int]]) -> None:
         """Makes the runs that are not there yet, in this order, while nobody else times anything on this node."""
         have = {(arm.name, run.index) for arm in {arm for arm, _ in wanted} for run in self._finished(arm, cell)}
@@ -224,7 +254,7 @@ class Suite:
         try:
             with Lease(f"{cell.id} of {self.results.folder}", self._progress.wait):
                 for arm, index in missing:
-                    self._check_software(arm, self._finished(arm, cell))
+                    self._check_software(arm, RUNS if arm is self._arms.candidate else REFERENCE)
                     run = self._run(arm, cell, index)
                     self._progress.end_run()
                     self._write(arm, run)
@@ -235,23 +265,19 @@ class Suite:
 
     def _run(self, arm: Arm, cell: Cell, index: int) -> RunRecord:
         try:
-            return arm.run(cell, index, self.plan, self._progress.watch)
+            return arm.run(cell, index, self._plan_of(cell), self._progress.watch)
         except LaunchError as error:
             if arm is self._arms.candidate:
                 raise
             raise ReferenceFailure(f"the {arm.name} gave no record: {error}") from None
 
     def _finished(self, arm: Arm, cell: Cell) -> list[RunRecord]:
-        """The whole runs that this test run has. Raises ValueError when code or hardware changed since."""
+        """The whole runs that this test run has; what was made with other code or hardware was refused before."""
         read = self.results.runs if arm is self._arms.candidate else self.results.reference_runs
         made = self._made
-        return [run for run in read(cell.id) if (arm.name, cell.id, run.index) in made or self._is_finished(arm, run)]
+        return [run for run in read(cell.id) if (arm.name, cell.id, run.index) in made or self._is_finished(run)]
 
-    def _is_finished(self, arm: Arm, run: RunRecord) -> bool:
-        self._check_place(arm, run)
-        if run.fault != arm.fault:
-            then, now = (fault.text if fault else "no fault" for fault in (run.fault, arm.fault))
-            raise ValueError(f"{self.results.folder}: measured with {then} planted, now {now}; start a new test run")
+    def _is_finished(self, run: RunRecord) -> bool:
         alone = measure(run.cell, msgspec.structs.replace(run.plan, runs=1), [run])
         if gaps(alone) or run.plan.warmup_steps != run.cell.plan(self.plan).warmup_steps:
             return False
@@ -259,23 +285,10 @@ class Suite:
         # runs of a pair are neighbours in time: one alone cannot be made again.
         return not disturbances(alone) or bool(self.results.reference_runs(run.cell.id))
 
-    def _check_place(self, arm: Arm, run: RunRecord) -> None:
-        """Raises ValueError when code or hardware changed since a run was made."""
-        environment = run.environment
-        for name, then, now in (
-            ("commit", environment.commit, arm.source.commit),
-            ("uncommitted changes", environment.dirty, arm.source.dirty),
-            ("machine", environment.machine.key, self.machine(run.cell).key),
-        ):
-            if then != now:
-                raise ValueError(f"{self.results.folder}: {name} {then} when measured, {now} now; start a new test run")
-
-    def _check_software(self, arm: Arm, runs: Sequence[RunRecord]) -> None:
-        """Raises ValueError when runs that are kept were made with other versions."""
-        for run in runs[:1]:
-            then, now = run.environment.software, arm.software
-            if then != now:
-                raise ValueError(f"{self.results.folder}: measured with {then}, now it is {now}; start a new test run")
+    def _check_software(self, arm: Arm, kind: str) -> None:
+        if arm.name not in self._checked:
+            resumption.check_software(self.results, kind, arm.software)
+            self._checked.add(arm.name)
 
     def _write(self, arm: Arm, run: RunRecord) -> None:
         self._made.add((arm.name, run.cell.id, run.index))

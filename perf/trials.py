@@ -4,22 +4,18 @@ A suspicious cell waits until all others had their turn: its fresh runs then are
 whole suite moved is known by then. xdist's workers know nothing of each other, and look again at once.
 """
 
-import contextlib
 import math
-from collections.abc import Sequence
 
 import msgspec
 
+from perf.common_shift import CommonShift
 from perf.facts.cell import Cell
 from perf.facts.failure import LaunchError, ReferenceFailure
-from perf.facts.measurement import STEP_TIME, Measurement, disturbances, gaps, is_host_bound, ledgers, measure
+from perf.facts.measurement import Measurement, is_host_bound, ledgers
 from perf.facts.outcome import Outcome
-from perf.facts.stats import run_level
 from perf.judge.baseline import Baseline, Invariants
-from perf.judge.breaker import LEAST_CELLS, Screen, Shift, drift_of, quietest, tripped
 from perf.judge.circumstances import beside_unsharded, doubted, everywhere, invalid
-from perf.judge.correctness import differences, intrinsic_errors
-from perf.judge.pairs import confirmed_shift, judge_pairs, reference_errors, unproven
+from perf.judge.pairs import judge_pairs, reference_errors, unproven
 from perf.judge.preflight import Doubts
 from perf.judge.verdict import Course, Verdict, judge
 from perf.suite import Suite
@@ -31,28 +27,10 @@ class Trials:
 
     def __init__(self, suite: Suite) -> None:
         self.suite = suite
-        self._screens: list[Screen] = []
-        self._cells: dict[str, Cell] = {}
-        self._failed: dict[str, LaunchError | ValueError] = {}
-        self._shift: Shift | None = None
+        self.common = CommonShift(suite)
+        self._begun: set[str] = set()
+        self._failed: dict[str, LaunchError | ReferenceFailure | ValueError] = {}
         self._doubts: Doubts | None = None
-        self._control: Cell | None = None
-        self._is_settled = False
-        self.remarks: list[str] = []
-        """What else the user has to know, in the end."""
-
-    def choose_control(self, cells: Sequence[Cell]) -> Cell | None:
-        """The cell whose recorded runs differ least: measured first, and again before any suspicious one, or last."""
-        spreads = []
-        for cell in cells:
-            with contextlib.suppress(ValueError):  # damaged: said where the cell is judged
-                baseline, _ = self.suite.recall(cell)
-                if baseline is not None and not self.suite.obstacle(cell):
-                    rule, _ = self.suite.rule(cell, baseline)
-                    sd = rule.sd_of(baseline.levels)
-                    spreads.append((sd, cell.id, cell))
-        self._control = min(spreads)[2] if len(spreads) >= LEAST_CELLS else None
-        return self._control
 
     def holds(self, cell: Cell) -> Verdict | None:
         """Makes the first runs of a cell; what they show if it has to wait for another look, else None.
@@ -62,15 +40,16 @@ class Trials:
         suite = self.suite
         if suite.settings.side_by_side or suite.obstacle(cell) or self.postponed(cell):
             return None
+        self._begun.add(cell.id)
         try:
             self._recall(cell)
             self._doubts_of(cell)
             measurement = suite.measure(cell, suite.plan.runs)
             verdict = self._judge(cell, measurement)
-        except (LaunchError, ValueError) as error:
+        except (LaunchError, ReferenceFailure, ValueError) as error:
             self._failed[cell.id] = error
             return None
-        self._note(cell, verdict)
+        self.common.note(cell, verdict)
         # Also one that needs no more runs, resumed or hungrier: the breaker is asked once, when all first looks are in.
         if not (verdict.suspicious or verdict.more_runs or verdict.wanted_pairs):
             return None
@@ -80,11 +59,11 @@ class Trials:
         return verdict
 
     def postponed(self, cell: Cell) -> str | None:
-        """Why the time budget has no place for this cell, or None; one that has been begun is finished."""
-        budget, begun = self.suite.budget, cell.id in self._cells or cell.id in self._failed
-        if budget is None or begun or self.suite.results.runs(cell.id):
+        """Why the time budget has no place for this cell, or None; one whose first look is made is finished."""
+        suite = self.suite
+        if suite.budget is None or cell.id in self._begun or suite.results.num_runs(cell.id) >= suite.plan.runs:
             return None
-        return budget.exceeded_by(cell.id)
+        return suite.budget.exceeded_by(cell.id)
 
     def decide(self, cell: Cell) -> tuple[Measurement, Verdict]:
         """Measures and judges a cell until there is something to say, and asks a cell that regressed why.
@@ -92,12 +71,12 @@ class Trials:
         Raises:
             LaunchError, ValueError: as of `Suite.measure`.
         """
-        if error := self._failed.pop(cell.id, None):
-            raise error
-        self._recall(cell)
-        self._doubts_of(cell)
         side_by_side = self.suite.settings.side_by_side
         try:
+            if error := self._failed.pop(cell.id, None):
+                raise error
+            self._recall(cell)
+            self._doubts_of(cell)
             measurement, verdict = self._side_by_side(cell) if side_by_side else self._in_stages(cell)
         except ReferenceFailure as error:
             measurement = self.suite.measured(cell)
@@ -106,27 +85,13 @@ class Trials:
             verdict = msgspec.structs.replace(verdict, notes=(*verdict.notes, self._why(cell, measurement)))
         return measurement, verdict
 
-    def look_back(self) -> None:
-        """The control cell once more, after all others, where no suspicious one asked for it.
-
-        No verdict changes; but on a machine that became faster, cells pass that would not have, and the reader has to
-        know.
-        """
-        control, budget = self._control, self.suite.budget
-        if control is None or self._is_settled or (budget is not None and budget.exceeded_by(control.id)):
-            return
-        self._is_settled = True
-        drift = self._drift()
-        if len(self._screens) >= LEAST_CELLS:
-            self.suite.results.write_shift(tripped(self._screens, control=control.id, drift=drift) if drift else None)
-
     def _in_stages(self, cell: Cell) -> tuple[Measurement, Verdict]:
         """By the cell's baseline, in as many looks as it takes."""
         suite = self.suite
         measurement = suite.measure(cell, suite.plan.runs)
         verdict = self._judge(cell, measurement)
         # Also of a resumed cell that has all its runs: the shift that it was judged by holds still.
-        if verdict.suspicious and (shift := self._settled()) is not None:
+        if verdict.suspicious and (shift := self.common.settled()) is not None:
             if shift.is_the_build and (verdict.more_runs or verdict.wanted_pairs):
                 return measurement, everywhere(verdict, shift)
             verdict = self._judge(cell, measurement)
@@ -146,13 +111,13 @@ class Trials:
             raise ValueError(f"BASELINE: {error}") from None
 
     def _judge(self, cell: Cell, measurement: Measurement) -> Verdict:
-        suite, shift = self.suite, self._shift
+        suite, shift = self.suite, self.common.size
         baseline, invariants = self._recall(cell)
         rule, remarks = suite.rule(cell, baseline)
         course = Course(
             runs_a_look=suite.plan.runs,
             reference=None if suite.settings.reference is None else suite.referenced(cell),
-            shift=0.0 if shift is None else shift.size,
+            shift=shift,
         )
         verdict = judge(measurement, baseline, invariants, rule, course)
         if invariants is None and verdict.outcome is Outcome.NO_BASELINE:
@@ -162,8 +127,8 @@ class Trials:
             unproved = unproven(measurement, course.reference)
             if errors := [*reference_errors(course.reference), *filter(None, [unproved])]:
                 verdict = invalid(verdict, errors)
-        if course.shift:
-            remarks = (*remarks, f"less {math.expm1(course.shift) * 100:+.1f} %, by which the whole suite moved")
+        if shift:
+            remarks = (*remarks, f"less {math.expm1(shift) * 100:+.1f} %, by which the whole suite moved")
         return msgspec.structs.replace(verdict, notes=(*remarks, *verdict.notes))
 
     def _doubts_of(self, cell: Cell) -> Doubts:
@@ -179,7 +144,7 @@ class Trials:
         results = self.suite.results
         try:
             candidate, *others = self.suite.profile(cell)
-        except (LaunchError, ValueError) as error:
+        except (LaunchError, ReferenceFailure, ValueError) as error:
             return f"no evidence: the profiled run failed: {str(error).splitlines()[0]}"
         reference = others[0] if others else None
         _, invariants = self._recall(cell)
@@ -203,91 +168,3 @@ class Trials:
             verdict = judge_pairs(candidate, reference, baseline, invariants, rule, wanted=suite.settings.pairs)
             wanted = verdict.wanted_pairs
         return candidate, msgspec.structs.replace(verdict, notes=(*remarks, *verdict.notes))
-
-    def _note(self, cell: Cell, verdict: Verdict) -> None:
-        """Remembers the first look for the breaker."""
-        self._cells[cell.id] = cell
-        times = [comparison for comparison in verdict.comparisons if comparison.metric == STEP_TIME]
-        baseline, _ = self._recall(cell)
-        if not times or baseline is None or verdict.outcome is Outcome.NOISY:
-            return
-        rule, _ = self.suite.rule(cell, baseline)
-        sd = rule.sd_of(baseline.levels)
-        # A resumed test run may hold fresh looks or pairs already; the breaker asks of what every cell has.
-        first = verdict.looks[0] if verdict.looks else times[0]
-        change = math.log1p(first.change)
-        self._screens.append(Screen(cell_id=cell.id, change=change, suspicious=verdict.suspicious, sd=sd))
-
-    def _settled(self) -> Shift | None:
-        """Asks the breaker, once, when the first suspicious cell is looked at again."""
-        if not self._is_settled:
-            self._is_settled = True
-            shift = tripped(self._screens, control=self._control.id if self._control else "", drift=self._drift())
-            if shift is not None and shift.is_common and self.suite.settings.reference is not None:
-                shift = msgspec.structs.replace(shift, beside=self._quietest_beside(self._screens))
-                if shift.beside is not None and not shift.is_the_build:
-                    moved = self._quietest_beside([screen for screen in self._screens if screen.suspicious])
-                    shift = msgspec.structs.replace(shift, suspicious_beside=moved)
-            self._shift = shift
-            if shift is not None or len(self._screens) >= LEAST_CELLS:  # too few cannot take back what was said
-                self.suite.results.write_shift(shift)
-        return self._shift
-
-    def _drift(self) -> float:
-        """How far the control cell has moved since it was measured first; 0 where its new runs cannot say."""
-        screen = next(
-            (screen for screen in self._screens if self._control and screen.cell_id == self._control.id), None
-        )
-        if screen is None or self._control is None or len(self._screens) < LEAST_CELLS:
-            return 0.0
-        control, num_runs = self._control, self.suite.plan.runs
-        try:
-            runs = self.suite.measure(control, 2 * num_runs).runs
-        except (LaunchError, ValueError) as error:
-            self._amend(control, Outcome.ERROR, str(error))
-            return 0.0
-        again = measure(control, self.suite.plan, list(runs[num_runs:]))
-        if errors := self._errors(control, again):
-            self._amend(control, Outcome.WRONG, errors[0])
-            return 0.0
-        if faults := gaps(again) + disturbances(again):
-            self.remarks.append(f"whether the machine drifted is not known: {control.id}, measured again: {faults[0]}")
-            return 0.0
-        levels = [run_level(run.step_times_s) for run in runs]
-        return drift_of(levels[:num_runs], levels[num_runs:], screen.sd)
-
-    def _errors(self, cell: Cell, measurement: Measurement) -> list[str]:
-        """What is wrong with the numbers of these runs."""
-        _, invariants = self._recall(cell)
-        errors = intrinsic_errors(measurement)
-        if errors or invariants is None or gaps(measurement) or invariants.recipe.differences(measurement.recipe):
-            return errors
-        return differences(measurement, invariants)
-
-    def _amend(self, cell: Cell, outcome: Outcome, reason: str) -> None:
-        """Another verdict on a cell that had passed, by later runs of it: it counts for the exit code."""
-        verdict = Verdict(cell_id=cell.id, outcome=outcome, reasons=(f"measured again: {reason}",))
-        self.suite.results.write_verdict(verdict)
-        self.remarks.append(f"{outcome} {cell.id} | {verdict.reasons[0]}")
-
-    def _quietest_beside(self, screens: Sequence[Screen]) -> float | None:
-        """What the quietest of these cells say of the build, beside the reference; None: they could not be compared."""
-        verdicts = []
-        for cell_id in quietest(screens):
-            cell = self._cells[cell_id]
-            baseline, invariants = self._recall(cell)
-            rule, _ = self.suite.rule(cell, baseline)
-            try:
-                candidate, reference = self.suite.measure_beside(cell, rule.pairs)
-            except LaunchError as error:
-                self._amend(cell, Outcome.ERROR, str(error))
-                continue
-            except ReferenceFailure as error:
-                self.remarks.append(f"{cell_id}: {error}")
-                continue
-            verdict = judge_pairs(candidate, reference, baseline, invariants, rule, wanted=rule.pairs)
-            if verdict.outcome is Outcome.WRONG:
-                self._amend(cell, Outcome.WRONG, verdict.reasons[0])
-            verdicts.append(verdict)
-        change = confirmed_shift(verdicts)
-        return None if change is None else math.log1p(change)

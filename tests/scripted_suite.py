@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 import perf.suite
-from perf.facts.cell import Cell
+from perf.facts.cell import Cell, SamplingPlan
 from perf.facts.failure import LaunchError
 from perf.facts.hardware import this_node
 from perf.facts.provenance import Imported
@@ -48,11 +48,12 @@ class ScriptedArm:
         self._script = script
         self._imported = Imported(strategies=f"/{name}", torch="/torch", digest=name) if proves else None
 
-    def run(self, cell: Cell, index: int, *_: object) -> RunRecord:
+    def run(self, cell: Cell, index: int, plan: SamplingPlan, *_: object) -> RunRecord:
         self.made.append((cell.label, index))
         env = factory.environment(NODE.machine_for(cell))
         run = factory.run_record(cell, index=index, step_time_s=self._script(cell.label, index), env=env)
         changes = {"imported": self._imported} | self.changes.get((cell.label, index), {})
+        run = replace(run, plan=replace(run.plan, runs=plan.runs))
         return replace(factory.change_ranks(run, **changes), arm=self.name if self._imported else None)
 
 
@@ -85,12 +86,12 @@ class ScriptedRun:
 
     def go(self) -> dict[str, str]:
         """As the plugin does it: the control cell first, suspicious cells last; label -> outcome or error."""
-        control = self.trials.choose_control(self.cells)
+        control = self.trials.common.choose_control(self.cells)
         order = sorted(self.cells, key=lambda cell: cell != control)
         held = [cell for cell in order if self._ends_at_once(cell) is None]
         for cell in held:
             self._decide(cell)
-        self.trials.look_back()
+        self.trials.common.look_back()
         outcomes = {verdict.cell_id: verdict.outcome for verdict in self.results.verdicts()}
         return {cell.label: str(outcomes.get(cell.id, self._ended[cell.label])) for cell in self.cells}
 

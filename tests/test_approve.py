@@ -5,55 +5,20 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from perf.facts import jsonfile
-from perf.facts.cell import Cell
-from perf.facts.record import RunRecord
-from perf.judge.baseline import Baseline, Invariants, RecordedCeilings, read
+import tools.approve
+from perf.judge.baseline import Baseline, Invariants, read
 from perf.measure.connection import ROOT
-from perf.tell.results import Manifest, Results
-from strategies.spec import LinkProfile, StrategyName
-from tests import nodes
-from tests.factory import CPU, PLAN, cell, change_ranks, environment, run_record
+from perf.tell.results import Results
+from strategies.spec import StrategyName
+from tests.approvals import DDP, FSDP2, approve, files, one_night, results, root, runs_of, with_preflight
+from tests.factory import CPU, PLAN, cell, change_ranks, run_record
 from tools.approve import main
 
-DDP, FSDP2 = cell(), cell(StrategyName.FSDP2)
-
-
-def results(folder: Path, *cells: Cell, run_id: str = "2026-11-29T02-00-00", ran: dict[str, list[RunRecord]]) -> Path:
-    made = Results(folder / run_id)
-    manifest = Manifest(run_id=run_id, started_at="2026-11-29T02:00:00+00:00", matrix="smoke", plan=PLAN, cells=cells)
-    made.write_manifest(manifest)
-    for runs in ran.values():
-        for run in runs:
-            made.write_run(run)
-    return made.folder
-
-
-def runs_of(of: Cell, step_time_s: float = 0.1) -> list[RunRecord]:
-    return [run_record(of, index=index, step_time_s=step_time_s) for index in range(3)]
-
-
-def files(root: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*.json"))}
-
-
-@pytest.fixture
-def root(tmp_path) -> Path:
-    return tmp_path / "baselines"
-
-
-@pytest.fixture
-def one_night(tmp_path) -> Path:
-    return results(tmp_path, DDP, FSDP2, ran={DDP.id: runs_of(DDP)})
-
-
-def approve(root: Path, *arguments: object) -> int:
-    return main([*map(str, arguments), "--baselines", str(root)])
+__all__ = ["one_night", "root"]
 
 
 def test_only_cells_that_ran_are_written(root, one_night, capsys):
@@ -183,72 +148,62 @@ def test_first_values_of_a_cell_that_computes_something_else_than_the_unsharded_
     assert files(root) == before
 
 
-def test_cell_of_a_node_below_its_kind_is_not_stored(root, tmp_path, capsys):
-    of = cell(link=LinkProfile.NATIVE)
-    env = environment(machine=nodes.H200S)
-    runs = [run_record(of, index=index, allocated_bytes=10 * 2**30, env=env) for index in range(3)]
-    night = results(tmp_path, of, ran={of.id: runs})
-    assert approve(root, with_preflight(night)) == 0
-    slower = nodes.preflight(ceilings=nodes.ceilings(gemm_flop_per_s=nodes.rate(500e12)))
-    second = results(tmp_path, of, run_id="2026-11-30", ran={of.id: runs})
-    assert approve(root, with_preflight(second, slower)) == 1
-    assert "the node is not comparable: GEMM" in capsys.readouterr().out
-    (stored,) = root.rglob(f"{nodes.H200S.key}/{of.id}.json")
-    assert len(read(stored, Baseline).nights) == 1
-
-
-CEILINGS = f"ceilings/{nodes.H200S.key}.json"
-
-
-def with_preflight(night: Path, preflight=None) -> Path:
-    Results(night).write_preflight(preflight or nodes.preflight())
-    return night
-
-
-def test_ceilings_of_a_test_runs_node_are_stored_beside_its_cells(root, one_night, capsys):
-    assert approve(root, with_preflight(one_night)) == 0
-    assert read(root / CEILINGS, RecordedCeilings).ceilings == nodes.ceilings()
-    out = capsys.readouterr().out
-    assert f"  stored     ceilings of {nodes.H200S.key}: first ceilings: GEMM 793 TFLOP/s, launch rate 251 k/s" in out
-    before = files(root)
+def test_removed_file_is_recorded_again_as_its_damage_says(root, one_night, capsys):
     assert approve(root, one_night) == 0
-    assert files(root) == before
-    assert f"  unchanged  ceilings of {nodes.H200S.key}: within tolerance" in capsys.readouterr().out
+    stored = root / CPU.key / f"{DDP.id}.json"
+    whole = stored.read_bytes()
+    stored.write_text(stored.read_text().replace("0.1", "0.2", 1))
+    assert approve(root, one_night) == 2
+    assert "or remove it and record it again with tools.approve" in capsys.readouterr().err
+    stored.unlink()
+    assert approve(root, one_night) == 0
+    assert stored.read_bytes() == whole
 
 
-def test_ceilings_are_no_part_of_invariants_only(root, one_night):
-    assert approve(root, with_preflight(one_night), "--invariants-only") == 0
-    assert set(files(root)) == {f"invariants/{DDP.id}.json"}
+@pytest.fixture
+def local(root, tmp_path, monkeypatch):
+    """A checkout with baselines of its own beside the checked-in ones."""
+    monkeypatch.setattr(tools.approve, "BASELINES", root)
+    monkeypatch.setattr(tools.approve, "LOCAL_BASELINES", tmp_path / "local")
+    return tmp_path / "local"
 
 
-def test_preflight_of_the_doctor_is_stored_alone_and_a_lower_one_only_with_consent(root, tmp_path, capsys):
-    first, worse = tmp_path / "first.json", tmp_path / "worse.json"
-    jsonfile.write(first, nodes.preflight())
-    jsonfile.write(worse, nodes.preflight(ceilings=nodes.ceilings(gemm_flop_per_s=nodes.rate(640e12, 1))))
-    assert approve(root, "--ceilings", first) == 0
-    assert set(files(root)) == {CEILINGS}
-    before = files(root)
-    assert approve(root, "--ceilings", worse) == 1
-    assert files(root) == before
-    assert "refused    ceilings of" in capsys.readouterr().out
-    assert approve(root, "--ceilings", worse, "--accept-regression") == 2
-    assert files(root) == before
-    assert approve(root, "--ceilings", worse, "--accept-regression", "--reason", "capped rack") == 0
-    assert "GEMM 793 TFLOP/s -> 640 TFLOP/s" in capsys.readouterr().out
-    stored = read(root / CEILINGS, RecordedCeilings)
-    assert (stored.origin.reason, stored.origin.run_id) == ("capped rack", "2026-11-29T02:00:00+00:00")
-
-
-def test_damaged_preflight_and_damaged_ceilings_are_named(root, one_night, capsys):
+def test_local_baseline_that_a_checked_in_one_would_win_over_is_refused(root, local, tmp_path, one_night, capsys):
     assert approve(root, with_preflight(one_night)) == 0
-    whole = (root / CEILINGS).read_text()
-    (root / CEILINGS).write_text(whole.replace("793", "794", 1))
-    assert approve(root, one_night) == 2
-    assert f"{CEILINGS}: checksum" in capsys.readouterr().err
-    (root / CEILINGS).write_text(whole)
-    (one_night / "preflight.json").write_text("{}")
-    assert approve(root, one_night) == 2
-    assert "preflight.json" in capsys.readouterr().err
+    second = results(tmp_path, DDP, FSDP2, run_id="2026-11-30", ran={DDP.id: runs_of(DDP), FSDP2.id: runs_of(FSDP2)})
+    assert main([str(second), "--local"]) == 1
+    assert f"refused    {DDP.id}: {root / CPU.key / DDP.id}.json wins over a local one" in capsys.readouterr().out
+    assert set(files(local)) == {f"{CPU.key}/{FSDP2.id}.json", f"invariants/{FSDP2.id}.json"}
+    invariants = local / "invariants" / f"{FSDP2.id}.json"
+    invariants.rename(root / "invariants" / invariants.name)
+    (local / CPU.key / f"{FSDP2.id}.json").unlink()
+    other = [change_ranks(run, start_gradient_norm=2.7) for run in runs_of(FSDP2)]
+    third = results(tmp_path, FSDP2, run_id="2026-12-01", ran={FSDP2.id: other})
+    assert main([str(third), "--local", "--accept-invariants", "--reason", "x"]) == 1
+    assert f"invariants/{FSDP2.id}.json wins over a local one" in capsys.readouterr().out
+    assert files(local) == {}
+
+
+@pytest.mark.parametrize(("most", "stored", "code"), [(3, {DDP.id}, 0), (5, {DDP.id, FSDP2.id}, 0)])
+def test_cells_with_more_runs_do_not_spoil_the_others(root, tmp_path, capsys, most, stored, code):
+    """A screen's single run is no baseline beside cells of three; three are one beside cells of five."""
+    few = 1 if most == 3 else 3
+    ran = {
+        of.id: [replace(run_record(of, index=index), plan=replace(PLAN, runs=num_runs)) for index in range(num_runs)]
+        for of, num_runs in ((DDP, most), (FSDP2, few))
+    }
+    folder = results(tmp_path, DDP, FSDP2, ran=ran)
+    made = Results(folder)
+    made.write_manifest(replace(made.manifest(), plan=replace(PLAN, runs=most)))
+    assert approve(root, folder) == code
+    assert {path.stem for path in (root / CPU.key).iterdir()} == stored
+    assert ("1 of 3 runs, as a screen has them; no baseline" in capsys.readouterr().out) is (most == 3)
+
+
+def test_interrupted_cell_is_refused(root, tmp_path, capsys):
+    folder = results(tmp_path, DDP, ran={DDP.id: runs_of(DDP)[:1]})
+    assert approve(root, folder) == 1
+    assert "1 of 3 runs" in capsys.readouterr().out
 
 
 def test_nothing_named_is_a_usage_error(root, capsys):

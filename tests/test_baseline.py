@@ -88,7 +88,7 @@ def test_record_edited_by_hand_is_refused(stored, edit):
     with pytest.raises(ValueError, match=re.escape(PATH)) as caught:
         room.read(path, Baseline)
     assert "checksum" in str(caught.value)
-    assert "restore it from git or record it again with tools.approve" in str(caught.value)
+    assert "restore the file from git, or remove it and record it again with tools.approve" in str(caught.value)
 
 
 def test_record_with_the_next_ones_numbers_is_refused(tmp_path):

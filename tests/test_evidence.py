@@ -18,8 +18,9 @@ from perf.measure import evidence as room
 from perf.measure.evidence import Evidence, RankTrace, collect
 from perf.measure.timeline import OpTime, StepSplit
 from perf.tell.explanation import explain
+from perf.tell.gathering import gather
 from perf.tell.report import write_report
-from perf.tell.results import Manifest, Results, gather
+from perf.tell.results import Manifest, Results
 from tests import factory
 from tests.tracing_ranks import PRODUCTS, SENT
 

@@ -13,9 +13,9 @@ from perf.facts.outcome import Outcome
 from perf.judge import baseline as baselines
 from perf.judge.band import band, rule_of
 from perf.judge.baseline import Store
+from perf.tell.gathering import gather as gather_results
 from perf.tell.history import gather
 from perf.tell.results import Results
-from perf.tell.results import gather as gather_results
 from strategies.spec import LinkProfile, Mode
 from tests import factory
 from tests.history_runs import keep

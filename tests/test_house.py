@@ -149,6 +149,7 @@ def test_readme_tree_has_every_source_and_nothing_else():
 TESTED_WITH = {
     "arm": "trials",
     "gate": "selftest",
+    "selftest_summary": "selftest",
     "value": "spec",
     "attention": "model",
     "captured": "gpu_training",

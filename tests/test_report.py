@@ -17,7 +17,7 @@ from perf.judge.rule import Rule
 from perf.judge.verdict import Verdict, judge
 from perf.tell.render import quantity
 from perf.tell.report import write_report
-from perf.tell.results import Manifest, Results, gather
+from perf.tell.results import Manifest, Results
 from strategies.spec import LinkProfile, Mode, StrategyName
 from tests import factory
 
@@ -252,32 +252,8 @@ def test_the_tool_refuses_what_is_no_test_run_and_damaged_records_in_one_line(re
 
 def test_a_run_of_another_workload_is_refused(results):
     results.write_run(factory.run_record(factory.cell(micro_batch=4), index=1))
-    with pytest.raises(ValueError, match="another cell or workload"):
+    with pytest.raises(ValueError, match="a record of another workload; restore the folder"):
         write_report(results)
-
-
-def test_one_report_over_a_matrix_measured_piece_by_piece(tmp_path):
-    parts = []
-    for number, of in enumerate((DDP, FSDP2)):
-        part = Results(tmp_path / f"part{number}")
-        part.write_manifest(manifest(of, run_id=f"part{number}"))
-        judged(part, factory.measurement(of), factory.baseline(of))
-        parts.append(part)
-    done = report_tool(*(part.folder for part in parts), "--into", tmp_path / "whole")
-    assert (done.returncode, done.stderr) == (0, "")
-    text = (tmp_path / "whole" / "report.md").read_text()
-    assert "**All 2 cells are green: 2 PASS.**" in text
-    again = report_tool(parts[0].folder, "--into", tmp_path / "whole")
-    assert (again.returncode, again.stderr) == (2, f"error: {tmp_path / 'whole'} is not empty; name a new folder\n")
-
-
-def test_parts_that_do_not_fit_together_are_refused(tmp_path, results):
-    with pytest.raises(ValueError, match=f"{DDP.id} was measured in .* and in .*; leave one out"):
-        gather([results, results], tmp_path / "twice")
-    longer = Results(tmp_path / "longer")
-    longer.write_manifest(msgspec.structs.replace(manifest(DDP), plan=msgspec.structs.replace(factory.PLAN, runs=5)))
-    with pytest.raises(ValueError, match=r"with 5 runs of .* with 3 runs of"):
-        gather([results, longer], tmp_path / "mixed")
 
 
 def test_charts_and_table_have_both_builds_of_a_comparison(results):

@@ -133,8 +133,9 @@ def test_self_test_of_a_real_cell_measures_and_shows_its_curve(suite_runs):
     assert evaluate(DDP, found.samples, found.prior_sd, found.memory_found, ()) == found, "the file can be judged again"
     records = {path: path.read_bytes() for path in folder.glob(f"{DDP}/*.json")}
     (folder / DDP / "8.json").unlink()
-    again = suite_runs.run(*options, f"--perf-resume={folder.parent}")
-    assert f"{DDP}: between runs" in again.text
+    again = suite_runs.run(*options, f"--perf-resume={folder.parent}", "-n1")
+    assert f"{DDP}: between runs" in again.text, "also of what a worker of xdist has found"
+    assert (again.exit_code == 8) is ("not judged" in again.text)
     kept = {path: path.read_bytes() for path in records if path.name != "8.json"}
     assert kept.items() <= records.items(), "what was measured before the interruption stays"
     assert (folder / DDP / "8.json").exists()
@@ -144,6 +145,15 @@ def test_self_test_of_a_real_cell_measures_and_shows_its_curve(suite_runs):
     none = suite_runs.run(*options, f"--perf-resume={suite_runs.root}")
     assert none.exit_code == pytest.ExitCode.USAGE_ERROR
     assert "is no self-test: it has no selftest/" in none.text
+
+
+def test_self_test_of_which_nothing_can_run_here_is_not_green(suite_runs, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    on_a_gpu = suite_runs.matrix.read_text().replace('"gloo"', '"native"')
+    suite_runs.matrix.write_text(on_a_gpu)
+    outcomes = suite_runs.run("--perf-selftest", "-k", "ddp")
+    assert outcomes.exit_code == 8, outcomes.text
+    assert not list((suite_runs.root / "results").glob("*"))
 
 
 @pytest.mark.parametrize(

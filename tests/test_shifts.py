@@ -12,7 +12,7 @@ from perf.judge.circumstances import doubted
 from perf.judge.preflight import Doubts
 from perf.judge.verdict import Verdict
 from strategies.spec import StrategyName
-from tests.factory import baseline, cell, change_ranks, gpu_use, invariants, run_record
+from tests.factory import PLAN, baseline, cell, change_ranks, gpu_use, invariants, run_record
 from tests.scripted_suite import NODE, RECORDED_S, ScriptedRun, alone, labelled
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -205,7 +205,8 @@ def test_reference_that_fails_is_no_error_of_the_candidate(tmp_path):
 
 def control_of(tmp_path):
     """Label of the cell that a test run of four measures first and last."""
-    return ScriptedRun(tmp_path / "asked", labelled(4), lambda *_: slower(0)).trials.choose_control(labelled(4)).label
+    asked = ScriptedRun(tmp_path / "asked", labelled(4), lambda *_: slower(0))
+    return asked.trials.common.choose_control(labelled(4)).label
 
 
 @pytest.mark.parametrize(
@@ -222,7 +223,7 @@ def test_control_cell_that_is_wrong_when_measured_again_is_said_to_be(tmp_path, 
     run = ScriptedRun(tmp_path, labelled(4), lambda *_: slower(0))
     run.candidate.changes = {(label, index): changes for index in (3, 4, 5)}
     assert run.go() == dict.fromkeys("abcd", "PASS") | {label: outcome}
-    (remark,) = run.trials.remarks
+    (remark,) = run.trials.common.remarks
     assert says in remark
     assert run.results.shift() is None
 
@@ -241,7 +242,7 @@ def test_control_cell_that_fails_when_measured_again_is_an_error_of_its_own(tmp_
     outcomes = run.go()
     assert outcomes[label] == "ERROR"
     assert outcomes[suspicious] == "REGRESSED"
-    assert "KeyError: 'ep'" in run.trials.remarks[0]
+    assert "KeyError: 'ep'" in run.trials.common.remarks[0]
 
 
 def test_half_a_pair_is_left_alone_when_a_test_run_goes_on(tmp_path):
@@ -250,7 +251,7 @@ def test_half_a_pair_is_left_alone_when_a_test_run_goes_on(tmp_path):
     begun = ScriptedRun(tmp_path, labelled(3), script, reference=script)
     for of in begun.cells:
         begun.suite.measure(of, 6)
-    begun.suite._write(begun.reference, begun.reference.run(begun.cells[0], 6))
+    begun.suite._write(begun.reference, begun.reference.run(begun.cells[0], 6, PLAN))
     resumed = ScriptedRun(tmp_path, labelled(3), script, reference=script)
     assert set(resumed.go().values()) == {"PASS"}
     pairs = [("a", index) for index in (7, 8, 9, 10)]

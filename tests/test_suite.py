@@ -14,7 +14,7 @@ from perf.facts.hardware import Node
 from perf.facts.outcome import Outcome
 from perf.facts.record import RunRecord
 from perf.judge import baseline as baselines
-from perf.judge.approval import unfit
+from perf.judge.approval import is_screened, unfit
 from perf.measure.connection import ROOT
 from perf.settings import Settings
 from perf.suite import Suite
@@ -47,9 +47,9 @@ def test_resumed_test_run_keeps_what_is_finished_and_measures_the_rest(suite_run
 
 def test_resume_with_another_fault_is_refused_and_overwrites_nothing(suite_runs):
     folder = suite_runs.record("-k", "single", "--perf-runs=1").results.folder
-    kept = {path: path.read_bytes() for path in folder.glob("runs/*/*.json")}
+    kept = {path: path.read_bytes() for path in folder.glob("*/*/*.json")}
     resumed = suite_runs.run("-k", "single", "--perf-runs=1", f"--perf-resume={folder}", "--perf-plant=slow_step=1")
-    assert "perf: every run is broken on purpose: slow_step=1" in resumed.text
+    assert resumed.exit_code == pytest.ExitCode.USAGE_ERROR
     assert "measured with no fault planted, now slow_step=1; start a new test run" in resumed.text
     assert {path: path.read_bytes() for path in kept} == kept
 
@@ -67,7 +67,8 @@ def test_resume_adds_runs_to_chosen_cells_of_another_matrix(suite_runs):
     manifest = results.manifest()
     assert (manifest.plan.runs, manifest.matrix) == (2, "cells.toml, picks.toml")
     assert [cell.id for cell in manifest.cells] == [SINGLE, DDP]
-    assert "1 of 2 runs" in unfit(results.measurements()[1]), "no baseline"
+    screened = results.measurements()[1]
+    assert (unfit(screened), is_screened(screened, manifest.plan)) == (None, True), "right, but no baseline"
 
 
 def test_cells_in_the_order_of_the_matrix_are_all_asked_where_their_step_goes(suite_runs):
@@ -92,14 +93,6 @@ def test_resume_with_another_plan_or_matrix_is_refused(suite_runs):
     other_cells = suite_runs.run(f"--perf-resume={folder}")
     assert other_cells.exit_code == pytest.ExitCode.USAGE_ERROR
     assert f"another cell of the name {SINGLE}" in other_cells.text
-
-
-@pytest.mark.long
-def test_resume_on_another_commit_is_refused(suite_runs):
-    folder = suite_runs.record("-k", "single", "--perf-commit=aaa").results.folder
-    resumed = suite_runs.run("-k", "single", f"--perf-resume={folder}", "--perf-commit=bbb")
-    assert resumed.exit_code == 1
-    assert "commit aaa when measured, bbb now" in resumed.text
 
 
 @pytest.fixture
@@ -159,9 +152,13 @@ def test_resume_with_other_software_is_refused(suite_runs):
         run = jsonfile.read(path, RunRecord)
         software = replace(run.environment.software, torch="2.10.0")
         jsonfile.write(path, replace(run, environment=replace(run.environment, software=software)))
-    resumed = suite_runs.run("-k", "single", f"--perf-resume={folder}")
-    assert resumed.exit_code == 1
-    assert "2.10.0" in resumed.text
+    kept = {path: path.read_bytes() for path in folder.glob("*/*.json")}
+    for exit_code, more in ((pytest.ExitCode.USAGE_ERROR, ()), (pytest.ExitCode.TESTS_FAILED, ("-n1",))):
+        resumed = suite_runs.run(f"--perf-resume={folder}", *more)
+        assert resumed.exit_code == exit_code, resumed.text
+        assert {path: path.read_bytes() for path in kept} == kept
+        assert "torch 2.10.0 when measured, 2.1" in resumed.text
+        assert not Results(folder).runs(DDP), "no cell of it is measured"
     assert "start a new test run" in resumed.text
 
 

@@ -10,6 +10,7 @@ import argparse
 import math
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from filelock import FileLock
@@ -19,14 +20,14 @@ from perf.facts.measurement import PEAK_ALLOCATED, STEP_TIME, Measurement, is_ho
 from perf.facts.outcome import Outcome
 from perf.facts.rates import KINDS
 from perf.judge import baseline as baselines
-from perf.judge.approval import Consent, Proposal, propose, propose_ceilings
-from perf.judge.baseline import Baseline, Invariants, RecordedCeilings, Store
+from perf.judge.approval import Consent, Proposal, is_screened, propose, propose_ceilings
+from perf.judge.baseline import CEILINGS, INVARIANTS, Baseline, Invariants, RecordedCeilings, Store
 from perf.judge.correctness import unlike_unsharded
 from perf.judge.preflight import Doubts, Preflight, doubts
 from perf.judge.rule import OVERRIDES, overrides, prior_sd, rule_for
 from perf.settings import BASELINES, LOCAL_BASELINES
 from perf.tell.render import percent, quantity
-from perf.tell.results import Results
+from perf.tell.results import Manifest, Results
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -36,6 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.runs and not options.ceilings:
         parser.error("name a test run, results/RUN, or a preflight, --ceilings PREFLIGHT.json")
     root = options.baselines or (LOCAL_BASELINES if options.local else BASELINES)
+    place = Place(root, BASELINES if options.local else None)
     try:
         consent = Consent(
             reason=options.reason,
@@ -47,52 +49,60 @@ def main(arguments: list[str] | None = None) -> int:
         )
         root.mkdir(parents=True, exist_ok=True)
         with FileLock(root / ".approve.lock"):
-            refused = [_approve(results, root, consent, options.invariants_only) for results in folders]
+            refused = [_approve(results, place, consent, options.invariants_only) for results in folders]
             for path in options.ceilings:
                 print(f"{path}:")
                 preflight = jsonfile.read(path, Preflight)
-                refused.append(_approve_ceilings(preflight, preflight.measured_at, root, consent))
+                refused.append(_approve_ceilings(preflight, preflight.measured_at, place, consent))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 1 if any(refused) else 0
 
 
-def _approve(results: Results, root: Path, consent: Consent, invariants_only: bool) -> bool:
+class Place(NamedTuple):
+    """Where baselines are stored."""
+
+    root: Path
+    wins: Path | None
+    """Folder whose files win over those of `root`; None: it is the first to be looked in."""
+
+    @property
+    def store(self) -> Store:
+        return Store(*filter(None, (self.wins, self.root)))
+
+    def shadow(self, folder: str, name: str) -> str | None:
+        """Why nothing that is stored under this name would ever be read, or None."""
+        if self.wins is None or not (path := self.wins / folder / f"{name}.json").exists():
+            return None
+        return f"{path} wins over a local one, which nobody would read; approve without --local"
+
+
+def _approve(results: Results, place: Place, consent: Consent, invariants_only: bool) -> bool:
     """Stores one test run; True when a cell was refused."""
-    manifest, store, refused = results.manifest(), Store(root), False
+    manifest, store, refused = results.manifest(), place.store, False
     measurements = {measurement.cell.id: measurement for measurement in results.measurements()}
     print(f"{manifest.run_id}:")
-    if manifest.side_by_side:
-        print(f"  refused    all: measured {manifest.beside}; a baseline is of this checkout alone")
+    if reason := _refusal_of_all(manifest):
+        print(f"  refused    all: {reason}")
         return True
     preflight = None if invariants_only else results.preflight()
     in_doubt = Doubts() if preflight is None else doubts(preflight, store.load_ceilings(preflight.machine))
     said = {verdict.cell_id: verdict.outcome for verdict in results.verdicts()}
-    chosen = overrides(root / OVERRIDES)
     for cell in manifest.cells:
         measurement = measurements.get(cell.id)
         if measurement is None:
             refused = refused or said.get(cell.id) is Outcome.ERROR
             print(f"  {'failed' if said.get(cell.id) is Outcome.ERROR else 'not run':<10} {cell.id}")
             continue
+        if is_screened(measurement, manifest.plan):
+            few = f"{len(measurement.runs)} of {manifest.plan.runs} runs, as a screen has them; no baseline"
+            print(f"  {'left out':<10} {cell.id}: {few}")
+            continue
         old = None if invariants_only else store.load(cell, measurement.runs[-1].environment.machine)
         old_invariants = store.load_invariants(cell)
-        machine = measurement.runs[-1].environment.machine
-        rule, _ = rule_for(cell.id, "default", old, chosen, prior_sd(store, machine))
-        proposal = propose(
-            measurement,
-            manifest.run_id,
-            baseline=old,
-            invariants=old_invariants,
-            consent=consent,
-            rule=rule,
-            said=said.get(cell.id),
-        )
-        unsharded = store.load_unsharded(cell) if old_invariants is None else None
-        if unsharded is not None and (errors := unlike_unsharded(measurement, unsharded)):
-            proposal = Proposal(cell_id=cell.id, refusal=errors[0])
-        doubted = in_doubt.of_cell(is_host_bound=is_host_bound(measurement)) if machine.is_gpu else ()
+        proposal = _proposal(measurement, manifest.run_id, place, (old, old_invariants), consent, said.get(cell.id))
+        doubted = in_doubt.of_cell(is_host_bound=is_host_bound(measurement)) if cell.device_kind == "cuda" else ()
         if doubted and not consent.accept_regression:
             refusal = f"the node is not comparable: {doubted[0]}; if meant: --accept-regression --reason ..."
             proposal = Proposal(cell_id=cell.id, refusal=refusal)
@@ -100,23 +110,56 @@ def _approve(results: Results, root: Path, consent: Consent, invariants_only: bo
             refused = True
             print(f"  refused    {cell.id}: {proposal.refusal}{_values(measurement, old)}")
             continue
-        changed = _store(root, proposal, old, old_invariants, invariants_only)
+        changed = _store(place.root, proposal, old, old_invariants, invariants_only)
         what = "invariants" if invariants_only else f"{proposal.summary}{_values(measurement, old)}"
         print(f"  {'stored' if changed else 'unchanged':<10} {cell.id}: {what}")
-    if preflight is not None and _approve_ceilings(preflight, manifest.run_id, root, consent):
+    if preflight is not None and _approve_ceilings(preflight, manifest.run_id, place, consent):
         refused = True
     return refused
 
 
-def _approve_ceilings(preflight: Preflight, run_id: str, root: Path, consent: Consent) -> bool:
+def _refusal_of_all(manifest: Manifest) -> str | None:
+    """Why nothing of a test run can be a baseline, or None."""
+    if manifest.side_by_side:
+        return f"measured {manifest.beside}; a baseline is of this checkout alone"
+    if manifest.gathered:
+        return f"a copy of {', '.join(manifest.gathered)}, for one report; approve these, each a night of its own node"
+    return None
+
+
+def _proposal(
+    measurement: Measurement,
+    run_id: str,
+    place: Place,
+    stored: tuple[Baseline | None, Invariants | None],
+    consent: Consent,
+    said: Outcome | None,
+) -> Proposal:
+    """What to store of a cell, or why not."""
+    cell, machine, store = measurement.cell, measurement.runs[-1].environment.machine, place.store
+    old, invariants = stored
+    if reason := place.shadow(machine.key, cell.id):
+        return Proposal(cell_id=cell.id, refusal=reason)
+    rule, _ = rule_for(cell.id, "default", old, overrides(place.root / OVERRIDES), prior_sd(store, machine))
+    proposal = propose(measurement, run_id, baseline=old, invariants=invariants, consent=consent, rule=rule, said=said)
+    if proposal.invariants not in (None, invariants) and (reason := place.shadow(INVARIANTS, cell.id)):
+        return Proposal(cell_id=cell.id, refusal=reason)
+    unsharded = store.load_unsharded(cell) if invariants is None else None
+    if unsharded is not None and (errors := unlike_unsharded(measurement, unsharded)):
+        return Proposal(cell_id=cell.id, refusal=errors[0])
+    return proposal
+
+
+def _approve_ceilings(preflight: Preflight, run_id: str, place: Place, consent: Consent) -> bool:
     """Stores the ceilings of a node; True when they were refused."""
-    name, old = f"ceilings of {preflight.machine.key}", Store(root).load_ceilings(preflight.machine)
+    name, old = f"ceilings of {preflight.machine.key}", place.store.load_ceilings(preflight.machine)
     proposal = propose_ceilings(preflight, run_id, recorded=old, consent=consent)
-    if proposal.refusal:
-        print(f"  refused    {name}: {proposal.refusal}")
+    shadow = place.shadow(CEILINGS, preflight.machine.key) if proposal.record is not None else None
+    if refusal := proposal.refusal or shadow:
+        print(f"  refused    {name}: {refusal}")
         return True
     if proposal.record is not None:
-        baselines.write(root, proposal.record)
+        baselines.write(place.root, proposal.record)
     what = proposal.summary + ("" if proposal.record is None else f": {_rates(proposal.record, old)}")
     print(f"  {'unchanged' if proposal.record is None else 'stored':<10} {name}: {what}")
     return False

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from perf.tell.gathering import gather
 from perf.tell.report import write_report
-from perf.tell.results import Results, gather
+from perf.tell.results import Results
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from perf.facts.hardware import Machine, Node
+from perf.facts.provenance import digest
 from perf.facts.record import Environment, Software
 
 _PREFIXES = ("NCCL_", "TORCH", "PYTORCH_", "CUDA_", "OMP_", "MKL_", "GLOO_", "KMP_", "CUBLAS_")
@@ -31,6 +32,7 @@ def environment(
         software=software,
         commit=source.commit,
         dirty=source.dirty,
+        digest=source.digest,
         variables=inherited | variables,
     )
 
@@ -47,20 +49,29 @@ class Source:
 
     Without `baselines/`: approving one, and committing it, changes nothing that is measured. So the commit is the last
     one that changed anything else, as far as the history goes: in a clone of depth 1 it is always the newest.
+
+    Args:
+        revision: another than the one that is checked out, as it would be in a worktree.
     """
 
-    def __init__(self, root: Path, said: str | None = None) -> None:
-        self.commit = said or _git(root, "rev-list", "-1", "HEAD", *_MEASURED) or _git(root, "rev-parse", "HEAD")
-        status = None
+    def __init__(self, root: Path | str, said: str | None = None, *, revision: str = "HEAD") -> None:
+        self.commit = said or _git(root, "rev-list", "-1", revision, *_MEASURED) or _git(root, "rev-parse", revision)
+        self.dirty: bool | None = None
+        self.digest: str | None = None
+        if revision != "HEAD":
+            self.dirty = False
+            return
         if self.commit and not said:
             status = _git(root, "status", "--porcelain", "--untracked-files=no", *_MEASURED)
-        self.dirty = None if status is None else bool(status)
+            self.dirty = None if status is None else bool(status)
+        strategies = Path(root) / "strategies"
+        self.digest = digest(strategies) if strategies.is_dir() else None
 
 
 _MEASURED = ("--", ":/", ":(exclude)baselines")
 
 
-def _git(root: Path, *arguments: str) -> str | None:
+def _git(root: Path | str, *arguments: str) -> str | None:
     """Output of git in `root`; None where there is no git or no repository."""
     try:
         result = subprocess.run(

@@ -36,6 +36,10 @@ class ReferenceFailure(RuntimeError):  # noqa: N818 - not an error of what is me
     """A run of the reference build gave no record, which says nothing of the candidate."""
 
 
+class NotResumable(ValueError):  # noqa: N818 - a refusal
+    """A test run cannot go on in its folder: what it has was made with something else, and has to stay as it is."""
+
+
 class RankError(Value, frozen=True, kw_only=True):
     """The exception of one rank, written by that rank."""
 

@@ -99,7 +99,9 @@ def measure(cell: Cell, plan: SamplingPlan, runs: list[RunRecord]) -> Measuremen
     Raises ValueError when one is another cell's.
     """
     if strange := [run for run in runs if run.cell != cell]:
-        raise ValueError(f"run {strange[0].index} of {cell.id} is a record of {strange[0].cell}")
+        other = strange[0].cell.id
+        what = f"a record of {other}" if other != cell.id else "a record of another workload"
+        raise ValueError(f"run {strange[0].index} of {cell.id} is {what}")
     plan = cell.plan(plan)
     if runs:
         plan = msgspec.structs.replace(plan, warmup_steps=runs[-1].plan.warmup_steps)

@@ -32,6 +32,8 @@ class Environment(Value, frozen=True, kw_only=True):
     """Of the measured source tree; None when unknown."""
     dirty: bool | None
     """Whether that tree had uncommitted changes, other than of baselines."""
+    digest: str | None = None
+    """Of all sources of its `strategies`: tells uncommitted changes from others."""
     variables: dict[str, str]
     """Environment variables that change how torch runs."""
 

@@ -5,6 +5,7 @@ And what would become a machine's recorded ceilings, from a preflight.
 
 import statistics
 
+from perf.facts.cell import SamplingPlan
 from perf.facts.measurement import (
     PEAK_ALLOCATED,
     PEAK_RESERVED,
@@ -21,7 +22,7 @@ from perf.facts.record import RunRecord
 from perf.judge.baseline import Baseline, BaselineRun, Invariants, Night, Origin, RecordedCeilings
 from perf.judge.correctness import differences, intrinsic_errors
 from perf.judge.preflight import Preflight, compare, invalid, shortfall
-from perf.judge.rule import Rule
+from perf.judge.rule import RUNS_A_LOOK, Rule
 from perf.judge.verdict import judge
 from strategies.value import Value
 
@@ -94,6 +95,12 @@ def _changes(measurement: Measurement, invariants: Invariants) -> list[str]:
     if other := invariants.recipe.differences(measurement.recipe):
         return [f"the invariants, which all machines share, were recorded with another recipe: {'; '.join(other)}"]
     return differences(measurement, invariants)
+
+
+def is_screened(measurement: Measurement, plan: SamplingPlan) -> bool:
+    """Whether a cell has the few runs that it was to have, in a test run of which others have more: a screen's."""
+    num_runs = len(measurement.runs)
+    return num_runs >= measurement.plan.runs and num_runs < min(plan.runs, RUNS_A_LOOK)
 
 
 def unfit(measurement: Measurement) -> str | None:

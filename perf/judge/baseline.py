@@ -212,14 +212,16 @@ class Store:
         return None
 
 
+_CURE = "restore the file from git, or remove it and record it again with tools.approve"
+
+
 def read(path: Path, kind: type[Stored]) -> Stored:
     """A stored record, checked. Raises ValueError that names the file and what is wrong with it."""
     data = jsonfile.load(path)
     record = jsonfile.convert(data, kind, source=str(path))
     if record.checksum != digest(data):
         raise ValueError(
-            f"{path}: checksum {record.checksum!r} does not fit the content; merged or edited by hand? "
-            "restore it from git or record it again with tools.approve"
+            f"{path}: checksum {record.checksum!r} does not fit the content; merged or edited by hand? {_CURE}"
         )
     name = _place(record)[1]
     if name != path.stem:
@@ -260,19 +262,16 @@ def _check_values(baseline: Baseline, path: Path) -> None:
     if not baseline.runs:
         raise ValueError(f"{path}: holds no runs")
     if baseline.machine.is_gpu and None in [run.peak_allocated_bytes for run in baseline.runs]:
-        raise ValueError(f"{path}: lacks the allocator's peaks, which every GPU has; record the cell again")
+        raise ValueError(f"{path}: lacks the allocator's peaks, which every GPU has; {_CURE}")
     for run in baseline.runs:
         numbers = [*run.step_times_s, run.peak_allocated_bytes, run.peak_reserved_bytes, run.peak_resident_bytes]
         bad = [number for number in numbers if number is not None and number <= 0]
         if bad or not run.step_times_s:
-            raise ValueError(
-                f"{path}: {bad[0] if bad else 'no step times'} cannot be a measured value; "
-                "record the cell again with tools.approve"
-            )
+            raise ValueError(f"{path}: {bad[0] if bad else 'no step times'} cannot be a measured value; {_CURE}")
 
 
 def _check_ceilings(recorded: RecordedCeilings, path: Path) -> None:
     for kind in KINDS:
         rate = recorded.ceilings.rate(kind.name)
         if rate is not None and not rate.is_measured:
-            raise ValueError(f"{path}: {kind.name} of {rate.median} cannot be a measured value; record it again")
+            raise ValueError(f"{path}: {kind.name} of {rate.median} cannot be a measured value; {_CURE}")

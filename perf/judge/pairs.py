@@ -122,6 +122,8 @@ def unproven(candidate: Measurement, reference: Measurement) -> str | None:
         for run in runs:
             if len({rank.imported for rank in run.ranks}) != 1 or run.ranks[0].imported is None:
                 return f"run {run.index} of the {run.arm}: its ranks do not say, or differ in, what they imported"
+        if len({run.ranks[0].imported for run in runs}) != 1:
+            return f"the runs of the {runs[0].arm} imported different code: it changed while they were made"
     mine, other = paired[-1], reference.runs[-1]
     if _is_from(mine) == _is_from(other):
         return f"both arms ran {mine.ranks[0].imported} under the same variables: nothing is compared with nothing"

@@ -10,7 +10,7 @@ import msgspec
 from perf.facts import jsonfile
 from perf.facts.cell import Cell, Recipe
 from perf.facts.hardware import Machine
-from perf.facts.measurement import METRICS, Measurement, Metric, measure
+from perf.facts.measurement import METRICS, Measurement, Metric
 from perf.facts.outcome import Outcome
 from perf.facts.record import RunRecord
 from perf.tell.bars import run_value
@@ -168,13 +168,14 @@ def _test_runs(root: Path) -> tuple[list[tuple[Results, Manifest]], list[str]]:
 
 def _measurement(results: Results, manifest: Manifest, cell: Cell) -> Measurement | None:
     """None without a run. Raises ValueError when a run is damaged, or they are not of one cell and machine."""
-    runs = results.runs(cell.id)
+    measurement = results.measurement(cell, manifest.plan)
+    runs = () if measurement is None else measurement.runs
     keys = sorted({run.environment.machine.key for run in runs})
     if len(keys) > 1:
         raise ValueError(f"{results.folder}: runs of {cell.id} are of several machines: {', '.join(keys)}")
     for run in runs:
         _time(run.started_at)
-    return measure(cell, manifest.plan, runs) if runs else None
+    return measurement
 
 
 def _identity(measurement: Measurement) -> tuple[str, str, float]:

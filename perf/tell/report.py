@@ -198,7 +198,8 @@ def _shown(folder: Path) -> str:
 
 def _shift(results: Results) -> list[str]:
     shift = results.shift()
-    return [] if shift is None else [f"{shift.text}."]
+    told = [] if shift is None else [shift.text]
+    return [f"{text}." for text in (*told, *results.manifest().remarks)]
 
 
 def _published(measurements: Sequence[Measurement]) -> list[PublishedTable]:
@@ -208,14 +209,10 @@ def _published(measurements: Sequence[Measurement]) -> list[PublishedTable]:
 
 
 def _measurement(results: Results, cell: Cell, plan: SamplingPlan) -> Measurement | None:
-    runs = results.runs(cell.id)
-    for run in runs:
-        if run.cell != cell:
-            raise ValueError(
-                f"{results.folder}: run {run.index} of {cell.id} is of another cell or workload than the manifest "
-                "states; restore the folder or measure again"
-            )
-    return measure(cell, plan, runs) if runs else None
+    try:
+        return results.measurement(cell, plan)
+    except ValueError as error:
+        raise ValueError(f"{results.folder}: {error}; restore the folder or measure again") from None
 
 
 def _verdicts(results: Results, cells: Sequence[Cell], frame: pd.DataFrame) -> dict[str, Verdict]:

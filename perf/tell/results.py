@@ -12,7 +12,6 @@ preflight.json, of the node before the first cell
 
 import contextlib
 import itertools
-import shutil
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,7 +29,9 @@ from perf.judge.verdict import Verdict
 from perf.measure.evidence import Evidence
 from strategies.value import Value
 
-MANIFEST, SHIFT, REFERENCE, SELFTEST = "manifest.json", "shift.json", "reference", "selftest"
+MANIFEST, SHIFT = "manifest.json", "shift.json"
+RUNS, REFERENCE, SELFTEST = "runs", "reference", "selftest"
+"""Folders of records."""
 EXPLANATION = "evidence.txt"
 PREFLIGHT = "preflight.json"
 
@@ -52,6 +53,10 @@ class Manifest(Value, frozen=True, kw_only=True):
     """Which cells of which build were compared with which, in words; empty: none were."""
     side_by_side: bool = False
     """Whether every cell was, and none with its baseline."""
+    gathered: tuple[str, ...] = ()
+    """Names of the test runs that this one is a copy of, for one report; (): it was measured as it is."""
+    remarks: tuple[str, ...] = ()
+    """What was said of these as a whole, such as that a suite had moved."""
 
 
 def new_run_id(now: datetime | None = None) -> str:
@@ -64,45 +69,10 @@ def shown(folder: Path) -> str:
     return str(folder.relative_to(Path.cwd())) if folder.is_relative_to(Path.cwd()) else str(folder)
 
 
-def gather(parts: Sequence["Results"], into: Path) -> "Results":
-    """Copies several test runs of one plan, such as a matrix measured piece by piece, into one new folder.
-
-    Raises:
-        ValueError: they were made by different plans, a cell was measured in two of them, or `into` is in use.
-    """
-    if into.exists() and any(into.iterdir()):
-        raise ValueError(f"{into} is not empty; name a new folder")
-    manifests = [part.manifest() for part in parts]
-    if other := [manifest for manifest in manifests if manifest.plan != manifests[0].plan]:
-        (one, plan), (two, another) = ((manifest.run_id, manifest.plan) for manifest in (other[0], manifests[0]))
-        raise ValueError(f"{one} was measured with {plan}, {two} with {another}")
-    measured: dict[str, Path] = {}
-    gathered = Results(into)
-    for part, manifest in zip(parts, manifests, strict=True):
-        for cell in manifest.cells:
-            runs = part.runs(cell.id)
-            if runs and cell.id in measured:
-                raise ValueError(f"{cell.id} was measured in {measured[cell.id]} and in {part.folder}; leave one out")
-            for run in runs:
-                measured[cell.id] = part.folder
-                gathered.write_run(run)
-            if runs and (evidence := part.evidence_folder(cell.id)).is_dir():
-                shutil.copytree(evidence, gathered.evidence_folder(cell.id))
-        for verdict in part.verdicts():
-            if measured.get(verdict.cell_id, part.folder) == part.folder:
-                gathered.write_verdict(verdict)
-    matrices = {manifest.matrix: None for manifest in manifests}
-    whole = Manifest(
-        run_id=into.resolve().name,
-        started_at=min(manifest.started_at for manifest in manifests),
-        matrix=", ".join(matrices),
-        plan=manifests[0].plan,
-        cells=tuple({cell.id: cell for manifest in manifests for cell in manifest.cells}.values()),
-        beside="; ".join({manifest.beside: None for manifest in manifests if manifest.beside}),
-        side_by_side=any(manifest.side_by_side for manifest in manifests),
-    )
-    gathered.write_manifest(whole)
-    return gathered
+def _seconds(runs: Sequence[RunRecord], num_runs: int) -> float:
+    """Of so many runs like these, compiling and imports included."""
+    once_s = sum(run.priming_s + run.server_start_up_s for run in runs)
+    return once_s + num_runs * sum(run.wall_s for run in runs) / len(runs)
 
 
 class Results:
@@ -153,16 +123,10 @@ class Results:
     def exists(self) -> bool:
         return (self.folder / MANIFEST).is_file()
 
-    def check_resumable(self, plan: SamplingPlan, cells: tuple[Cell, ...], beside: str = "") -> None:
-        """Raises ValueError when a test run of this plan and these cells cannot go on in this folder."""
-        manifest = self.manifest()
-        if manifest.beside != beside:
-            then, now = (text or "with nothing beside" for text in (manifest.beside, beside))
-            raise ValueError(f"{self.folder} was measured {then}, not {now}; start a new test run")
-        if msgspec.structs.replace(manifest.plan, runs=plan.runs) != plan:
-            raise ValueError(f"{self.folder} was measured with {manifest.plan}, not with {plan}; start a new test run")
+    def check_cells(self, cells: tuple[Cell, ...]) -> None:
+        """Raises ValueError when the test run has another cell of the name of one of these."""
         known = {cell.id: cell for cell in cells}
-        other = [cell.id for cell in manifest.cells if known.get(cell.id, cell) != cell]
+        other = [cell.id for cell in self.manifest().cells if known.get(cell.id, cell) != cell]
         if other:
             raise ValueError(
                 f"{self.folder} has another cell of the name {other[0]}; resume it with its own --perf-matrix"
@@ -196,11 +160,19 @@ class Results:
         return jsonfile.read(path, Preflight) if path.exists() else None
 
     def write_run(self, run: RunRecord) -> None:
-        jsonfile.write(self.folder / "runs" / run.cell.id / f"{run.index}.json", run)
+        jsonfile.write(self.folder / RUNS / run.cell.id / f"{run.index}.json", run)
 
     def runs(self, cell_id: str) -> list[RunRecord]:
         """The cell's runs in order. Raises ValueError when one is damaged."""
-        return self._read_runs(self.folder / "runs" / cell_id)
+        return self._read_runs(self.folder / RUNS / cell_id)
+
+    def num_runs(self, cell_id: str) -> int:
+        return len(list((self.folder / RUNS / cell_id).glob("*.json")))
+
+    def first(self, kind: str) -> RunRecord | None:
+        """A record of `RUNS`, `REFERENCE` or `SELFTEST`, of whatever cell; None: there is none yet."""
+        path = min((self.folder / kind).glob("*/*.json"), default=None)
+        return None if path is None else jsonfile.read(path, RunRecord)
 
     def _read_runs(self, folder: Path) -> list[RunRecord]:
         paths = sorted(folder.glob("*.json"), key=lambda path: int(path.stem))
@@ -209,6 +181,14 @@ class Results:
     def write_sample(self, run: RunRecord) -> None:
         """A run of the self-test, with a fault planted or not."""
         jsonfile.write(self.folder / SELFTEST / run.cell.id / f"{run.index}.json", run)
+
+    def sampled(self) -> list[str]:
+        """Cells that have runs of a self-test."""
+        return sorted(path.name for path in (self.folder / SELFTEST).iterdir() if path.is_dir())
+
+    def selftest(self, cell_id: str) -> Path:
+        """File of what the self-test of a cell has found."""
+        return self.folder / SELFTEST / f"{cell_id}.json"
 
     def samples(self, cell_id: str) -> list[RunRecord]:
         """The runs of the self-test of a cell, in order."""
@@ -221,13 +201,18 @@ class Results:
         """Of the reference build, in order; each beside the cell's own run of the same index."""
         return self._read_runs(self.folder / REFERENCE / cell_id)
 
-    def took_before(self, cell_id: str) -> float | None:
-        """Seconds of wall time that the cell took in the newest other test run beside this one; None: not known."""
-        for folder in sorted(self.folder.parent.glob(f"*/runs/{cell_id}"), reverse=True):
-            if folder.parent.parent != self.folder:
-                with contextlib.suppress(ValueError):
-                    runs = self._read_runs(folder)
-                    return sum(run.wall_s + run.priming_s + run.server_start_up_s for run in runs)
+    def expected_s(self, cell_id: str, num_runs: int, arms: Sequence[str] = (RUNS,)) -> float | None:
+        """Seconds of wall time that so many runs of the cell will take, of each arm; None: not known.
+
+        As in this test run, or else in the newest one beside it that has such a cell. An arm that it lacks is taken to
+        be as slow as the first one.
+        """
+        others = sorted((path.parent.parent for path in self.folder.parent.glob(f"*/runs/{cell_id}")), reverse=True)
+        for place in (self.folder, *others):
+            with contextlib.suppress(ValueError):
+                of_arms = [self._read_runs(place / arm / cell_id) for arm in arms]
+                if of_arms[0]:
+                    return sum(_seconds(runs or of_arms[0], num_runs) for runs in of_arms)
         return None
 
     def write_shift(self, shift: Shift | None) -> None:
@@ -278,8 +263,18 @@ class Results:
     def measurements(self) -> list[Measurement]:
         """Of every cell with at least one run, in the manifest's order."""
         manifest = self.manifest()
-        runs = {cell.id: self.runs(cell.id) for cell in manifest.cells}
-        return [measure(cell, manifest.plan, runs[cell.id]) for cell in manifest.cells if runs[cell.id]]
+        found = (self.measurement(cell, manifest.plan) for cell in manifest.cells)
+        return [measurement for measurement in found if measurement is not None]
+
+    def measurement(self, cell: Cell, plan: SamplingPlan) -> Measurement | None:
+        """Of one cell, by as many runs as it was to have: a test run may go on with more of some. None without a run.
+
+        Raises ValueError when a record is damaged.
+        """
+        runs = self.runs(cell.id)
+        if not runs:
+            return None
+        return measure(cell, msgspec.structs.replace(plan, runs=max(run.plan.runs for run in runs)), runs)
 
     def environment(self) -> Environment | None:
         """Of the newest run; None while there is none."""

@@ -1,0 +1,72 @@
+"""Room perf/common_shift.py where a test run is resumed, and perf/arms.py where the reference cannot be asked."""
+
+from types import SimpleNamespace
+
+import pytest
+from msgspec.structs import replace
+
+from perf.arms import Arms
+from perf.facts.failure import ReferenceFailure
+from perf.facts.measurement import gaps
+from perf.judge.rule import Override
+from perf.measure.reference import Reference
+from perf.settings import Settings
+from tests.factory import PLAN
+from tests.scripted_suite import NODE, RECORDED_S, ScriptedRun, alone, labelled
+
+pytestmark = pytest.mark.usefixtures("alone")
+__all__ = ["alone"]
+
+
+def slower(percent):
+    return RECORDED_S * (1 + percent / 100)
+
+
+def test_machine_that_became_slower_before_a_test_run_went_on_is_seen_as_one(tmp_path):
+    """Seven cells, then two more on a machine that is 5 % slower: the control cell is measured again."""
+    first = ScriptedRun(tmp_path, labelled(7), lambda *_: slower(0))
+    assert set(first.go().values()) == {"PASS"}
+    resumed = ScriptedRun(tmp_path, labelled(9), lambda *_: slower(5))
+    assert resumed.go() == dict.fromkeys("abcdefg", "PASS") | dict.fromkeys("hi", "ENVIRONMENT")
+    assert [made for made in resumed.candidate.made if made[0] not in "hi"] == [("a", 6), ("a", 7), ("a", 8)]
+    assert resumed.results.shift().drift == pytest.approx(0.0488, abs=1e-3)
+
+
+@pytest.fixture
+def no_server(tmp_path):
+    """Both builds, of which the reference is an interpreter that ends at once."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho started >> {tmp_path}/log; exit 3\n")
+    python.chmod(0o755)
+    settings = Settings(
+        matrix="smoke", plan=PLAN, baselines=tmp_path, state=tmp_path, deadline_s=60.0,
+        reference=Reference(said="broken", python=str(python)),
+    )  # fmt: skip
+    arms = Arms(settings, NODE)
+    arms.candidate = SimpleNamespace(imported=None)
+    yield arms
+    arms.close()
+
+
+def test_reference_whose_server_does_not_start_is_tried_once_and_no_error_of_the_candidate(tmp_path, no_server):
+    for _ in range(2):
+        with pytest.raises(ReferenceFailure, match="the reference, broken: "):
+            no_server.reference()
+    assert (tmp_path / "log").read_text() == "started\n"
+    run = ScriptedRun(
+        tmp_path, labelled(6), lambda label, _: slower(6 if label in "ab" else 0), reference=lambda *_: slower(0)
+    )
+    run.suite._arms.reference = no_server.reference
+    assert run.go() == dict.fromkeys("ab", "INVALID") | dict.fromkeys("cdef", "PASS")
+
+
+@pytest.mark.parametrize("pairs", [2, 6])
+def test_override_of_the_pairs_is_how_many_runs_a_cell_has(tmp_path, pairs):
+    few = Override(cells="*", reason="long steps", changes={"pairs": pairs, "noisy_pairs": pairs, "cap": 0.5})
+    run = ScriptedRun(
+        tmp_path, labelled(1), lambda *_: slower(0), reference=lambda *_: slower(0),
+        side_by_side=True, overrides=(few,), plan=replace(PLAN, runs=4),
+    )  # fmt: skip
+    assert run.go() == {"a": "PASS"}
+    (measurement,) = run.results.measurements()
+    assert (len(measurement.runs), measurement.plan.runs, gaps(measurement)) == (pairs, pairs, [])

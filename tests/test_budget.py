@@ -49,6 +49,18 @@ def test_unknown_cell_is_taken_for_a_typical_one_of_this_test_run(clock):
     assert "takes about 0:50" in budget.exceeded_by("next")
 
 
+def test_profiled_run_of_each_cell_takes_time_too(clock):
+    budget = Budget(100.0, lambda _: 30.0, profiles=True)
+    clock["s"] += 50.0
+    assert budget.exceeded_by("next") is None
+    budget.profiled(25.0)
+    assert "takes about 0:55" in budget.exceeded_by("next")
+    where_it_is_red = Budget(100.0, lambda _: 30.0)
+    where_it_is_red.profiled(25.0)
+    clock["s"] += 50.0
+    assert where_it_is_red.exceeded_by("next") is None
+
+
 def test_time_for_reruns_is_kept(clock):
     budget = Budget(100.0, lambda _: 30.0)
     clock["s"] += 50.0

@@ -70,3 +70,15 @@ def test_override_of_the_pairs_is_how_many_runs_a_cell_has(tmp_path, pairs):
     assert run.go() == {"a": "PASS"}
     (measurement,) = run.results.measurements()
     assert (len(measurement.runs), measurement.plan.runs, gaps(measurement)) == (pairs, pairs, [])
+
+
+def test_cell_that_lacks_runs_has_to_fit_into_the_time_that_is_left(tmp_path):
+    """Screened once, then to have three runs: there is time for none of them, and none is lost."""
+    screened = ScriptedRun(tmp_path, labelled(3), lambda *_: slower(0), plan=replace(PLAN, runs=1))
+    screened.go()
+    resumed = ScriptedRun(tmp_path, labelled(3), lambda *_: slower(0), time_budget_s=600.0)
+    resumed.suite.budget._begun -= 1000
+    assert {resumed.trials.postponed(of) is None for of in resumed.cells} == {False}
+    done = ScriptedRun(tmp_path, labelled(3), lambda *_: slower(0), time_budget_s=600.0, plan=replace(PLAN, runs=1))
+    done.suite.budget._begun -= 1000
+    assert {done.trials.postponed(of) for of in done.cells} == {None}, "nothing is left to be done"

@@ -146,3 +146,19 @@ def test_preflight_lies_beside_the_runs_and_is_none_where_none_was_made(results)
     path.write_text(path.read_text()[:-20])
     with pytest.raises(ValueError, match=r"preflight\.json"):
         results.preflight()
+
+
+def test_time_of_a_cell_is_that_of_the_runs_and_arms_which_it_lacks(tmp_path):
+    """By its own runs, or those of the newest test run beside that has some; an arm without runs is as the other."""
+    mine, older, newer = (Results(tmp_path / name) for name in ("3", "1", "2"))
+    name = cell().id
+    assert mine.expected_s(name, 3) is None
+    for results, wall_s in ((older, 50.0), (newer, 20.0)):
+        results.write_run(msgspec.structs.replace(run_record(), wall_s=wall_s, priming_s=7.0, server_start_up_s=1.0))
+    assert mine.expected_s(name, 3) == 68.0
+    assert mine.expected_s(name, 3, (room.RUNS, room.REFERENCE)) == 136.0
+    slow = msgspec.structs.replace(run_record(), wall_s=40.0, priming_s=0.0, server_start_up_s=0.0)
+    newer.write_reference_run(slow)
+    assert mine.expected_s(name, 3, (room.RUNS, room.REFERENCE)) == 68.0 + 120.0
+    mine.write_run(slow)
+    assert mine.expected_s(name, 2) == 80.0

@@ -81,6 +81,10 @@ def test_cells_in_the_order_of_the_matrix_are_all_asked_where_their_step_goes(su
     for cell_id in (DDP, SINGLE):
         assert results.explanation(cell_id)
     assert "exposed communication" in (results.folder / "report.md").read_text()
+    profiled = {path: path.read_bytes() for path in results.folder.glob("evidence/*/*.json")}
+    again = ("-k", "ddp", "--perf-profile", "--perf-runs=1", f"--perf-resume={results.folder}")
+    assert "why: " in suite_runs.run(*again, evidence=True).text
+    assert {path: path.read_bytes() for path in profiled} == profiled, "no cell is profiled twice"
     assert suite_runs.run("--collect-only", "--perf-steps=1", plan=()).exit_code == 0, "that is not a self-test's"
 
 

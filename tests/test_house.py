@@ -184,7 +184,6 @@ TESTED_WITH = {
     "session": "compare",
     "arms": "trials",
     "bench": "plugin",
-    "circumstances": "trials",
     "options": "plugin",
     "settings": "plugin",
     "summary": "plugin",

@@ -5,14 +5,9 @@ from msgspec.structs import replace
 
 from perf.facts import jsonfile
 from perf.facts.failure import FailureKind, LaunchError
-from perf.facts.outcome import Outcome
 from perf.facts.record import MemoryPeaks, RunRecord
 from perf.judge import baseline as baselines
-from perf.judge.circumstances import doubted
-from perf.judge.preflight import Doubts
-from perf.judge.verdict import Verdict
-from strategies.spec import StrategyName
-from tests.factory import PLAN, baseline, cell, change_ranks, gpu_use, invariants, run_record
+from tests.factory import PLAN, baseline, change_ranks, gpu_use, run_record
 from tests.scripted_suite import NODE, RECORDED_S, ScriptedRun, alone, labelled
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -256,24 +251,6 @@ def test_half_a_pair_is_left_alone_when_a_test_run_goes_on(tmp_path):
     assert set(resumed.go().values()) == {"PASS"}
     pairs = [("a", index) for index in (7, 8, 9, 10)]
     assert (resumed.reference.made, resumed.candidate.made) == (pairs, pairs)
-
-
-def test_node_below_its_kind_gives_no_first_baseline():
-    """An outcome of its own: the runs of a NO_BASELINE cell become the bar."""
-    first = Verdict(cell_id="a", outcome=Outcome.NO_BASELINE, reasons=("no timing baseline for this machine",))
-    below = doubted(first, Doubts(of_all_cells=("GEMM is 80 %",)), is_host_bound=False)
-    assert (below.outcome, below.reasons) == (Outcome.ENVIRONMENT, ("not comparable: GEMM is 80 %", *first.reasons))
-    assert doubted(first, Doubts(of_host_bound_cells=("launch rate",)), is_host_bound=False).outcome == first.outcome
-
-
-@pytest.mark.parametrize(("norm", "outcome"), [(2.5, "NO_BASELINE"), (2.6, "WRONG")])
-def test_cell_of_which_nothing_is_recorded_has_to_compute_what_the_unsharded_model_does(tmp_path, norm, outcome):
-    run = ScriptedRun(tmp_path, labelled(1), lambda *_: slower(0))
-    for path in (tmp_path / "baselines").rglob("*.json"):
-        path.unlink()
-    baselines.write(tmp_path / "baselines", invariants(cell(StrategyName.SINGLE, world_size=1)))
-    run.candidate.changes = {("a", index): {"start_gradient_norm": norm} for index in range(3)}
-    assert run.go() == {"a": outcome}
 
 
 def test_machine_that_moved_is_the_same_to_a_resumed_test_run_with_a_reference(tmp_path):

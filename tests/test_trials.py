@@ -11,13 +11,8 @@ from perf.facts.measurement import STEP_TIME
 from perf.facts.outcome import Outcome
 from perf.judge import baseline as baselines
 from perf.judge.baseline import Baseline, Invariants
-from perf.judge.breaker import Shift
-from perf.judge.circumstances import doubted, everywhere, incomparable, invalid
-from perf.judge.preflight import Doubts
-from perf.judge.rule import Rule
-from perf.judge.verdict import Course, judge
 from perf.measure.connection import ROOT
-from tests.factory import baseline, change_ranks, invariants, measurement, write_text
+from tests.factory import change_ranks, write_text
 from tests.suite_runs import DDP, SINGLE, seed_that_begins_with
 
 
@@ -206,49 +201,6 @@ def test_control_cell_is_measured_last_and_says_that_the_machine_drifted(suite_r
     assert shift.drift > 0.3
     assert f"{shift.control} moved +" in resumed.text
     assert outcomes.by_cell == dict.fromkeys(names, Outcome.IMPROVED), "that changes no verdict"
-
-
-def judged_slow():
-    slow, stored = measurement(step_times_s=(0.2,) * 3), baseline(nights=((0.1,) * 3,) * 3)
-    return judge(slow, stored, invariants(), Rule(), Course(runs_a_look=3))
-
-
-def test_time_on_a_node_below_its_kind_is_not_comparable_and_memory_is():
-    undecided = judged_slow()
-    assert undecided.more_runs == 3
-    verdict = incomparable(undecided, ["GEMM 640 is 80.7 % of the recorded 793"])
-    assert (verdict.outcome, verdict.more_runs) == (Outcome.ENVIRONMENT, 0)
-    assert verdict.reasons == ("not comparable: GEMM 640 is 80.7 % of the recorded 793",)
-    hungry = replace(undecided, comparisons=tuple(
-        replace(row, outcome=Outcome.REGRESSED) if row.metric != STEP_TIME else row for row in undecided.comparisons
-    ))  # fmt: skip
-    assert incomparable(hungry, ["slow"]).outcome is Outcome.REGRESSED
-    wrong = replace(undecided, outcome=Outcome.WRONG, comparisons=())
-    assert incomparable(wrong, ["slow"]).outcome is Outcome.WRONG
-
-
-def test_slow_host_is_held_against_what_it_limits_and_told_of_the_rest():
-    undecided = judged_slow()
-    slow_host = Doubts(of_host_bound_cells=("launch rate 65 k/s is 48.5 % of the recorded 134",))
-    limited = doubted(undecided, slow_host, is_host_bound=True)
-    assert (limited.outcome, limited.more_runs) == (Outcome.ENVIRONMENT, 0)
-    other = doubted(undecided, slow_host, is_host_bound=False)
-    assert (other.outcome, other.more_runs) == (undecided.outcome, 3), "judged as ever"
-    assert other.notes[-1].endswith("does not wait for: launch rate 65 k/s is 48.5 % of the recorded 134")
-    slow_gpu = Doubts(of_all_cells=("GEMM 640 is 80.7 % of the recorded 793",))
-    assert doubted(undecided, slow_gpu, is_host_bound=False).outcome is Outcome.ENVIRONMENT
-    assert doubted(undecided, Doubts(), is_host_bound=True) == undecided
-
-
-def test_suspicious_cell_of_a_suite_that_the_build_slowed_down_is_red_without_more_runs():
-    shift = Shift(num_cells=5, num_suspicious=5, change=0.7, beside=0.7)
-    verdict = everywhere(judged_slow(), shift)
-    assert (verdict.outcome, verdict.more_runs, verdict.reasons) == (Outcome.REGRESSED, 0, (shift.text,))
-
-
-def test_cell_beside_a_reference_that_is_none_is_no_measurement():
-    verdict = invalid(judged_slow(), ["reference: run 0 has no losses"])
-    assert (verdict.outcome, verdict.comparisons, verdict.more_runs) == (Outcome.INVALID, (), 0)
 
 
 @pytest.mark.long

@@ -19,6 +19,8 @@ from strategies.rules import refusal
 from strategies.spec import AXES, LinkProfile, Mode, Options, StrategyName, Workload
 
 NAMED = ("auto", "smoke", "node")
+SHIPPED = Path(__file__).parent.parent / "matrices"
+"""Matrix files that come with the suite."""
 
 
 def cells_of(matrix: str) -> tuple[Cell, ...]:
@@ -36,6 +38,12 @@ def cells_of(matrix: str) -> tuple[Cell, ...]:
             return smoke() + node()
         case path:
             return from_file(Path(path))
+
+
+def known_ids() -> set[str]:
+    """Names of the cells of every matrix that comes with the suite."""
+    files = (cell for path in sorted(SHIPPED.glob("*.toml")) for cell in from_file(path))
+    return {cell.id for cell in (*cells_of("auto"), *files)}
 
 
 def obstacle(cell: Cell, node: Node, matrix: str) -> str | None:

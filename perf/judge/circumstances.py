@@ -8,14 +8,22 @@ from perf.facts.measurement import STEP_TIME, Measurement
 from perf.facts.outcome import Outcome
 from perf.judge.baseline import Invariants
 from perf.judge.breaker import Shift
-from perf.judge.correctness import unlike_unsharded
+from perf.judge.correctness import computes_the_same, unlike_unsharded
 from perf.judge.preflight import Doubts
 from perf.judge.verdict import Verdict, most_urgent
 
 
 def beside_unsharded(verdict: Verdict, measurement: Measurement, unsharded: Invariants | None) -> Verdict:
-    """What is said of a cell of which nothing is recorded, where the unsharded model is: it has to compute the same."""
-    errors = [] if unsharded is None else unlike_unsharded(measurement, unsharded)
+    """What is said of a cell of which nothing is recorded: it has to compute what the unsharded model does.
+
+    Where that is not recorded either, or is of other batches, nothing says that the numbers are right.
+    """
+    if unsharded is None or not computes_the_same(measurement, unsharded):
+        size = measurement.cell.size
+        what = f"no unsharded {size}" if unsharded is None else f"no unsharded {size} with this workload"
+        note = f"losses and norms were compared with nothing: {what} is recorded"
+        return msgspec.structs.replace(verdict, notes=(note, *verdict.notes))
+    errors = unlike_unsharded(measurement, unsharded)
     return msgspec.structs.replace(verdict, outcome=Outcome.WRONG, reasons=tuple(errors)) if errors else verdict
 
 

@@ -89,6 +89,14 @@ def number_differences(measurement: Measurement, invariants: Invariants) -> list
     return _said_once(found, measurement)
 
 
+def computes_the_same(measurement: Measurement, unsharded: Invariants) -> bool:
+    """Whether a cell's losses and norms have to be the recorded ones of the unsharded model."""
+    mine, theirs = measurement.recipe, unsharded.recipe
+    return mine.weights == theirs.weights and all(
+        getattr(mine.workload, name) == getattr(theirs.workload, name) for name in _WHAT_IS_COMPUTED
+    )
+
+
 def unlike_unsharded(measurement: Measurement, unsharded: Invariants) -> list[str]:
     """Where a cell without invariants of its own departs from the recorded ones of the unsharded model.
 
@@ -96,9 +104,7 @@ def unlike_unsharded(measurement: Measurement, unsharded: Invariants) -> list[st
     Empty where the two do not compute the same. Under other options the first step alone is held to it.
     """
     mine, theirs = measurement.recipe, unsharded.recipe
-    if mine.weights != theirs.weights or any(
-        getattr(mine.workload, name) != getattr(theirs.workload, name) for name in _WHAT_IS_COMPUTED
-    ):
+    if not computes_the_same(measurement, unsharded):
         return []
     band = BANDS[mine.workload.compute_dtype]
     found: list[tuple[int, str]] = []

@@ -110,6 +110,29 @@ def test_links_sizes_and_numbers_of_ranks_do_not_compete(tmp_path):
     assert [len(candidates) for candidates in groups_of([read_test_run(results)]).values()] == [1] * 4
 
 
+def test_other_workloads_do_not_compete_and_other_micro_batches_do(tmp_path, capsys):
+    """A step of half the tokens is no faster candidate: it does half the work, and is told apart in the title."""
+    work = DDP.workload
+    longer = replace(work, sequences=work.sequences // 2, sequence_length=work.sequence_length * 2)
+    others = {
+        replace(DDP, workload=replace(work, sequences=work.sequences // 2), label="half"): 0.04,
+        replace(DDP, workload=longer, label="long"): 0.09,
+        replace(FSDP2, workload=replace(work, micro_batch=work.micro_batch * 2), label="mb"): 0.08,
+    }
+    results = screened(tmp_path, "run", "2026-11-29T01:00:00+00:00", {DDP: 0.1} | others)
+    groups = groups_of([read_test_run(results)])
+    half, long, micro = others
+    assert [[one.cell for one in candidates] for candidates in groups.values()] == [[half], [micro, DDP], [long]]
+    assert main([str(results.folder)]) == 0
+    assert "tiny, 2 ranks, gloo, 256 tokens a step in sequences of 64\n" in capsys.readouterr().out
+
+
+def test_small_sizes_come_first(tmp_path):
+    sizes = [factory.cell("ddp", size=size, link=LinkProfile.NATIVE) for size in ("a3b", "7b", "4b", "0.6b")]
+    results = screened(tmp_path, "run", "2026-11-29T01:00:00+00:00", dict.fromkeys(sizes, 0.1))
+    assert [group.size for group in groups_of([read_test_run(results)])] == ["0.6b", "4b", "a3b", "7b"]
+
+
 def test_tool_prints_each_candidate_and_writes_the_fastest_as_a_matrix(first, tmp_path, capsys):
     picks = tmp_path / "picks.toml"
     assert main([str(first.folder), "--into", str(picks)]) == 0

@@ -60,10 +60,12 @@ def _without_link(cell: Cell) -> Cell:
 
 
 def _page(groups: Mapping[Group, Sequence[Candidate]], picked: set[str]) -> list[Section]:
-    """A table for each size, link and number of ranks."""
+    """A table for each size, link, number of ranks and, where there are several, workload."""
+    several = len({group.workload for group in groups}) > 1
     tables: dict[str, list[tuple[str, ...]]] = {}
     for group, candidates in groups.items():
-        rows = tables.setdefault(f"{group.size}, {group.world_size} ranks, {group.link}", [])
+        title = f"{group.size}, {group.world_size} ranks, {group.link}" + f", {group.workload}" * several
+        rows = tables.setdefault(title, [])
         best = candidates[0].tokens_per_s
         rows += [_row(group, candidate, best, is_picked=candidate.cell.id in picked) for candidate in candidates]
     return [Section(title=title, header=HEADER, rows=tuple(rows)) for title, rows in tables.items()]

@@ -8,6 +8,7 @@ from perf.facts.measurement import PEAK_ALLOCATED, THROUGHPUT
 from perf.tell.exports import FinishedTestRun
 from strategies.layout import parts_on
 from strategies.product import is_product
+from strategies.shapes import SIZES
 from strategies.spec import StrategyName
 
 MARGIN = 0.02
@@ -16,12 +17,24 @@ PRODUCT = "product"
 
 
 class Group(NamedTuple):
-    """What candidates that compete have in common, in the order in which groups are shown."""
+    """What candidates that compete have in common."""
 
     size: str
     link: str
     world_size: int
+    tokens_per_step: int
+    sequence_length: int
     axis: str
+
+    @property
+    def workload(self) -> str:
+        """What one step of each candidate computes; the micro-batch is a candidate's own affair."""
+        return f"{self.tokens_per_step:,} tokens a step in sequences of {self.sequence_length:,}"
+
+
+def group_of(cell: Cell) -> Group:
+    work = cell.workload
+    return Group(cell.size, cell.link.value, cell.world_size, work.tokens_per_step, work.sequence_length, axis_of(cell))
 
 
 class Candidate(NamedTuple):
@@ -50,7 +63,7 @@ def axis_of(cell: Cell) -> str:
 
 
 def groups_of(test_runs: Sequence[FinishedTestRun]) -> dict[Group, list[Candidate]]:
-    """Measured cells by what they compete in, fastest first; a cell of two test runs counts by its newest.
+    """Measured cells by what they compete in, small sizes and the fastest first; of two test runs the newest counts.
 
     Left out are cells that are wrong, failed, have a fault planted or no runs. Raises ValueError when candidates of a
     group were measured on two machines.
@@ -66,14 +79,14 @@ def groups_of(test_runs: Sequence[FinishedTestRun]) -> dict[Group, list[Candidat
     groups: dict[Group, list[Candidate]] = {}
     for candidate in sorted(measured.values(), key=lambda one: -one.tokens_per_s):
         cell = candidate.cell
-        group = groups.setdefault(Group(cell.size, cell.link.value, cell.world_size, axis_of(cell)), [])
+        group = groups.setdefault(group_of(cell), [])
         if group and group[0].machine != candidate.machine:
             raise ValueError(
                 f"{group[0].cell.id} was measured on {group[0].machine}, {cell.id} on {candidate.machine}: "
                 "screen the test runs of one machine at a time"
             )
         group.append(candidate)
-    return dict(sorted(groups.items()))
+    return dict(sorted(groups.items(), key=lambda item: (SIZES[item[0].size].num_parameters, item[0])))
 
 
 def fastest(candidates: Sequence[Candidate], margin: float = MARGIN) -> list[Candidate]:

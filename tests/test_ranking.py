@@ -1,13 +1,14 @@
 """Room perf/tell/ranking.py: the published order of the axes beside the measured one."""
 
 import pytest
+from msgspec.structs import replace
 
 from perf.facts.outcome import Outcome
 from perf.judge.verdict import Verdict
 from perf.measure.connection import ROOT
 from perf.tell.exports import FinishedTestRun
 from perf.tell.published import published_tables
-from perf.tell.ranking import ranking_table
+from perf.tell.ranking import ranking
 from perf.tell.report import write_report
 from perf.tell.results import Manifest, Results
 from strategies.spec import LinkProfile
@@ -20,10 +21,15 @@ STEP_S = {"fsdp2": 0.1, "ddp": 0.2, "pp_1f1b": 0.08, "tp": 0.4, "tp2.ulysses2": 
 """Of 0.6b. The published order there is PP, DP, CP, TP; products are of no published axis."""
 
 
-def measured(times_s, link=LinkProfile.NATIVE, world_size=4, machine=H200S):
+def measured(times_s, link=LinkProfile.NATIVE, world_size=4, machine=H200S, size="0.6b", sequences=16):
+    cells = {strategy: cell(strategy, size=size, world_size=world_size, link=link) for strategy in times_s}
     return [
         measurement(
-            cell(strategy, size="0.6b", world_size=world_size, link=link),
+            replace(
+                cells[strategy],
+                workload=replace(cells[strategy].workload, sequences=sequences),
+                label="" if sequences == 16 else f"s{sequences}",
+            ),
             step_times_s=(time_s,) * 3,
             allocated_bytes=(GIB,) * 3,
             env=environment(machine=machine),
@@ -42,23 +48,27 @@ def finished(measurements):
 
 
 def rows(measurements):
-    return [row[:5] for row in ranking_table(PUBLISHED, finished(measurements)).rows]
+    return [row[:5] for row in ranking(PUBLISHED, finished(measurements)).table.rows]
 
 
 def test_orders_stand_beside_each_other_by_the_fastest_cell_of_each_axis():
-    (row,) = ranking_table(PUBLISHED, finished(measured(STEP_S))).rows
+    (row,) = ranking(PUBLISHED, finished(measured(STEP_S))).table.rows
     assert row[:3] == ("0.6b", "native", "PP 1.00 > DP 0.80 > CP 0.25 > TP 0.08")
     assert row[3:5] == ("PP 1.00 > DP 0.80 > CP 0.40 > TP 0.20", "yes")
-    assert row[5] == "PP pp_1f1b eager, DP fsdp2 eager, CP tp2.ulysses2 eager, TP tp eager"
+    assert row[5] == (
+        "PP pp_1f1b eager (3 runs), DP fsdp2 eager (3 runs), CP tp2.ulysses2 eager (3 runs), TP tp eager (3 runs)"
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "order", "agrees"),
     [
-        ({"fsdp2": 0.07}, "DP 1.00 > PP 0.88 > CP 0.35 > TP 0.18", "no"),
-        ({"fsdp2": 0.0795}, "DP 1.00 > PP 0.99 > CP 0.40 > TP 0.20", "yes"),
+        ({"fsdp2": 0.07}, "DP 1.00 > PP 0.88 > CP 0.35 > TP 0.18", "no: DP > PP"),
+        ({"fsdp2": 0.0795}, "DP 1.00 ~ PP 0.99 > CP 0.40 > TP 0.20", "too close to tell: PP ~ DP"),
+        ({"fsdp2": 0.0805}, "PP 1.00 ~ DP 0.99 > CP 0.40 > TP 0.20", "too close to tell: PP ~ DP"),
+        ({"fsdp2": 0.0795, "tp": 0.15}, "DP 1.00 ~ PP 0.99 > TP 0.53 > CP 0.40", "no: TP > CP"),
     ],
-    ids=["another leads", "too close to tell"],
+    ids=["another leads", "too close to tell", "as published, but too close to tell", "both"],
 )
 def test_order_is_another_where_two_axes_clearly_changed_places(changes, order, agrees):
     ((*_, ours, same),) = rows(measured(STEP_S | changes))
@@ -67,8 +77,68 @@ def test_order_is_another_where_two_axes_clearly_changed_places(changes, order, 
 
 def test_each_link_has_its_own_order_of_the_axes_that_were_measured():
     both = measured(STEP_S) + measured({"fsdp2": 0.5, "pp_1f1b": 0.1}, link=LinkProfile.NO_P2P)
-    found = {row[1]: row[2:4] for row in rows(both)}
-    assert found["no_p2p"] == ("PP 1.00 > DP 0.80", "PP 1.00 > DP 0.20")
+    found = {row[1]: row[2:5] for row in rows(both)}
+    assert found["no_p2p"] == (
+        "PP 1.00 > DP 0.80 > CP 0.25 > TP 0.08",
+        "PP 1.00 > DP 0.20; CP not measured; TP not measured",
+        "yes, without CP, TP",
+    )
+
+
+def test_axes_that_were_published_and_failed_here_are_told():
+    """7b, where a published order has all four: a reader must see which of them this machine could not run."""
+    whole = finished(measured(STEP_S))
+    verdicts = [
+        replace(verdict, outcome=Outcome.ERROR, reasons=("OOM: rank 0: out of memory\nTraceback",))
+        if verdict.cell_id.startswith(("tp-", "fsdp2-", "ddp-", "pp_"))
+        else verdict
+        for verdict in whole.verdicts
+    ]
+    verdicts[0] = replace(verdicts[0], outcome=Outcome.WRONG)
+    (row,) = ranking(PUBLISHED, replace(whole, verdicts=tuple(verdicts))).table.rows
+    assert row[2:5] == (
+        "PP 1.00 > DP 0.80 > CP 0.25 > TP 0.08",
+        "CP 1.00; PP has no value (pp_1f1b OOM); DP has no value (fsdp2 WRONG, ddp OOM); TP has no value (tp OOM)",
+        "nothing to compare",
+    )
+
+
+def test_axes_that_are_published_as_equal_may_stand_either_way():
+    rates = {row.strategy: row.tokens_per_s for row in PUBLISHED.rows if row.size == "7b"}
+    assert rates["TP"] == rates["DP"]
+    times_s = {"pp_1f1b": 0.1, "tp2.ulysses2": 0.2, "tp": 0.3, "fsdp2": 0.5}
+    (row,) = rows(measured(times_s, size="7b"))
+    assert row[2:] == ("PP 1.00 > CP 0.13 > DP 0.08 ~ TP 0.08", "PP 1.00 > CP 0.50 > TP 0.33 > DP 0.20", "yes")
+
+
+def test_only_the_published_work_is_compared():
+    half = measured({"fsdp2": 0.01, "pp_1f1b": 0.02}, sequences=8)
+    found = ranking(PUBLISHED, finished(measured(STEP_S) + half))
+    assert [row[3] for row in found.table.rows] == ["PP 1.00 > DP 0.80 > CP 0.40 > TP 0.20"]
+    assert found.notes == (
+        (
+            "Not compared: 2 cells of 16,384 tokens a step in sequences of 2,048; "
+            "published: 32,768 tokens a step, sequences of 2,048."
+        ),
+    )
+
+
+def test_work_that_was_not_stated_is_said_and_never_mixed():
+    silent = replace(PUBLISHED, tokens_per_step=None, sequence_length=None)
+    half = measured({"fsdp2": 0.01, "pp_1f1b": 0.02}, sequences=8)
+    found = ranking(silent, finished(measured(STEP_S) + half))
+    assert [row[0].partition(", ")[2][:6] for row in found.table.rows] == ["32,768", "16,384"]
+    assert found.notes == (
+        (
+            "The published table states no work a step: it may differ from 32,768 tokens a step in sequences of 2,048 "
+            "and of 16,384 tokens a step in sequences of 2,048."
+        ),
+    )
+
+
+def test_names_of_the_fastest_cells_stand_on_the_left():
+    table = ranking(PUBLISHED, finished(measured(STEP_S))).table
+    assert table.first_number == len(table.header)
 
 
 def test_nothing_is_ranked_on_other_numbers_of_ranks_several_machines_or_one_axis():

@@ -32,6 +32,9 @@ class PublishedTable(Value, frozen=True, kw_only=True):
     machine: str
     workload: str
     num_ranks: int
+    tokens_per_step: int | None = None
+    sequence_length: int | None = None
+    """Both None where the source does not state them: then nobody can tell whose work was the same."""
     rows: tuple[PublishedRow, ...]
 
 

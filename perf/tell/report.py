@@ -25,7 +25,7 @@ from perf.tell.exports import FinishedTestRun
 from perf.tell.history_section import write_section
 from perf.tell.markdown import fence, one_line, printable, without_tags
 from perf.tell.published import PublishedTable, published_tables
-from perf.tell.ranking import ranking_table
+from perf.tell.ranking import ranking
 from perf.tell.render import (
     TABLE_HEADER,
     accept_command,
@@ -105,9 +105,7 @@ def write_report(results: Results) -> list[Path]:
         "histories": histories,
         "time": tables.time_table(frame, manifest.cells),
         "settings": tables.settings_table(manifest.cells),
-        "published": [
-            (table, published_rows(table), ranking_table(table, test_run)) for table in _published(measurements)
-        ],
+        "published": [(table, published_rows(table), ranking(table, test_run)) for table in _published(measurements)],
         "environment": environment_table(measurements),
         "limits": reading.limits(measurements, manifest.plan),
         "folder": shown_folder,

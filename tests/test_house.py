@@ -173,7 +173,6 @@ TESTED_WITH = {
     "bars": "charts",
     "history_pages": "history_charts",
     "tables": "report",
-    "reading": "report",
     "sections": "doctor",
     "intervals": "timeline",
     "trace_events": "timeline",

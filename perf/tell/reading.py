@@ -1,10 +1,11 @@
 """A test run in words: its headline, what to know before any number, which cell leads, what may not be concluded."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import pandas as pd
 
-from perf.facts.cell import Cell, SamplingPlan
+from perf.facts.cell import Cell
 from perf.facts.measurement import PEAK_ALLOCATED, PEAK_RESIDENT, STEP_TIME, THROUGHPUT, Measurement, Metric
 from perf.facts.outcome import VERDICTS, Outcome
 from perf.facts.record import RunRecord
@@ -12,7 +13,7 @@ from perf.judge.rule import Rule
 from perf.judge.verdict import Verdict
 from perf.tell import tables
 from perf.tell.bars import ranks_text
-from perf.tell.render import counts, quantity
+from perf.tell.render import counts, quantity, runs_text
 
 
 def headline(verdicts: Collection[Verdict]) -> str:
@@ -71,17 +72,37 @@ def orders(frame: pd.DataFrame, cells: Sequence[Cell], verdicts: Mapping[str, Ve
     return found
 
 
-def limits(measurements: Sequence[Measurement], plan: SamplingPlan) -> list[str]:
+def run_counts(measurements: Sequence[Measurement], cells: Collection[Cell]) -> str:
+    """`52 cells have 3 runs; 80 cells have 1 run, as asked for; 2 cells have none`.
+
+    A matrix is measured in pieces, its candidates once and the fastest of them more often, so what was asked for is
+    what the runs themselves say.
+    """
+    counted: Counter[tuple[int, str]] = Counter()
+    for measurement in measurements:
+        number, asked = len(measurement.runs), max(run.plan.runs for run in measurement.runs)
+        remark = f" of the {asked} that were asked for" if number < asked else ", as asked for" if asked == 1 else ""
+        counted[number, runs_text(number) + remark * (number <= asked)] += 1
+    counted[0, "none"] += len(cells) - len(measurements)
+    parts = [
+        f"{num_cells} cell{'s have' if num_cells > 1 else ' has'} {said}"
+        for (_, said), num_cells in sorted(counted.items(), reverse=True)
+        if num_cells
+    ]
+    return "; ".join(parts) or "there are no cells"
+
+
+def limits(measurements: Sequence[Measurement], cells: Collection[Cell]) -> list[str]:
     """What may not be concluded."""
     floor = f"{100 * Rule().floor:g} %"
     found = [
         (
-            f"Each cell was to be run {plan.runs} times, each in a fresh process group; n is how many runs there are. "
-            "The run is the unit of evidence; the steps of one run share its luck."
+            f"Each run is made in a fresh process group, and n is how many runs a cell has: "
+            f"{run_counts(measurements, cells)}. The run is the unit of evidence; the steps of one run share its luck."
         ),
         (
             "Error bars and brackets are the smallest and the largest run, not a confidence interval; with few runs "
-            "the next one may well fall outside."
+            "the next one may well fall outside. A value of one run has neither, because its spread is not known."
         ),
         (
             f"Differences below a cell's tolerance ({floor} of the step time where none is stated) are not to be read. "

@@ -107,7 +107,8 @@ def write_report(results: Results) -> list[Path]:
         "settings": tables.settings_table(manifest.cells),
         "published": [(table, published_rows(table), ranking(table, test_run)) for table in _published(measurements)],
         "environment": environment_table(measurements),
-        "limits": reading.limits(measurements, manifest.plan),
+        "limits": reading.limits(measurements, manifest.cells),
+        "run_counts": reading.run_counts(measurements, manifest.cells),
         "folder": shown_folder,
     }
     brief = [_brief(verdict) for verdict in verdicts.values()]

@@ -161,10 +161,12 @@ def median(frame: pd.DataFrame, cell: Cell, metric: Metric) -> float | None:
 
 
 def spread_text(own: pd.DataFrame, metric: Metric) -> str:
-    """`51.2 ms [50.9, 52.0]`: median, smallest and largest run."""
+    """`51.2 ms [50.9, 52.0]`: median, smallest and largest run. Of one run the value alone: its spread is not 0."""
     values = own[metric.name].dropna()
     if values.empty:
         return ABSENT
+    if len(values) == 1:
+        return quantity(values.iloc[0], metric)
     middle, low, high = (quantity(value, metric) for value in (values.median(), values.min(), values.max()))
     unit = f" {middle.rpartition(' ')[2]}"
     if low.endswith(unit) and high.endswith(unit):

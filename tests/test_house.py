@@ -171,6 +171,8 @@ TESTED_WITH = {
     "connection": "launch",
     "server": "launch",
     "bars": "charts",
+    "plot": "charts",
+    "lettering": "charts",
     "history_pages": "history_charts",
     "tables": "report",
     "sections": "doctor",

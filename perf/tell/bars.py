@@ -1,13 +1,16 @@
 """What the charts show: the bars of each cell, as values. Nothing is drawn here, so a test can read the numbers."""
 
 import math
+import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from perf.facts.cell import Cell
 from perf.facts.measurement import METRICS, PEAK_ALLOCATED, PEAK_RESIDENT, STEP_TIME, THROUGHPUT, Measurement, Metric
 from perf.facts.record import RunRecord
 from perf.tell.results import REFERENCE
+from perf.tell.screen import AXIS_NAMES, axis_of, group_of
 from strategies.shapes import SIZES
 from strategies.spec import LinkProfile, Mode, StrategyName
 from strategies.value import Value
@@ -75,12 +78,17 @@ class Bar(Value, frozen=True, kw_only=True):
 
 
 class Panel(Value, frozen=True, kw_only=True):
-    """The bars of one model size on one kind of device, in the order in which they stand."""
+    """The bars of one model size and workload on one kind of device, in the order in which they stand."""
 
     size: str
     device_kind: str
+    workload: str
     metric: Metric
     bars: tuple[Bar, ...]
+    top: float
+    """The largest run of all; also where this is a part of a panel that is too wide for a row."""
+    part: str = ""
+    """`1 of 2`."""
 
     @property
     def groups(self) -> tuple[tuple[Bar, ...], ...]:
@@ -89,9 +97,55 @@ class Panel(Value, frozen=True, kw_only=True):
         return tuple(tuple(bar for bar in self.bars if bar.cell.variant == name) for name in names)
 
     @property
-    def title(self) -> str:
-        links = "/".join(dict.fromkeys(bar.cell.link.value for bar in self.bars))
-        return f"{self.size} on {'CPU' if self.device_kind == 'cpu' else 'GPU'}, {links}"
+    def axes(self) -> tuple[tuple[str, int], ...]:
+        """Each axis by the name that readers use, with its number of groups."""
+        found = Counter(axis_of(group[0].cell) for group in self.groups)
+        return tuple((AXIS_NAMES[axis], found[axis]) for axis in AXIS_NAMES if axis in found)
+
+    @property
+    def facts(self) -> tuple[str, str, str]:
+        """What all its cells share, as far as they do: ranks, device and links, workload."""
+        ranks = {ranks_text(bar.cell.world_size) for bar in self.bars}
+        links = " and ".join(dict.fromkeys(bar.cell.link.value for bar in self.bars))
+        device = "CPU" if self.device_kind == "cpu" else "GPU"
+        return ranks.pop() if len(ranks) == 1 else "", f"{device}, {links}", self.workload
+
+
+def common(shown: Sequence[Panel]) -> str:
+    """What holds for every bar of a chart, so that it is said once: `4 ranks, GPU, native and no_p2p`."""
+    return ", ".join(facts[0] for facts in _facts(shown) if len(set(facts)) == 1 and facts[0])
+
+
+def titles(shown: Sequence[Panel]) -> list[str]:
+    """The size of each panel, with what other panels of the chart do not share."""
+    told = [facts for facts in _facts(shown) if len(set(facts)) > 1]
+    found = []
+    for index, panel in enumerate(shown):
+        parts = [panel.size, *(facts[index] for facts in told), panel.part]
+        found.append(", ".join(part for part in parts if part))
+    return found
+
+
+def _facts(shown: Sequence[Panel]) -> list[tuple[str, ...]]:
+    """Of each kind of fact, that of every panel. Sizes may well have workloads of their own, as the settings tell."""
+    *others, workloads = zip(*(panel.facts for panel in shown), strict=True)
+    work_of: dict[str, set[str]] = {}
+    for panel in shown:
+        work_of.setdefault(panel.size, set()).add(panel.workload)
+    told = len(set(workloads)) == 1 or any(len(work) > 1 for work in work_of.values())
+    return [*others, workloads] if told else others
+
+
+def labels(panel: Panel, names: Mapping[tuple[str, bool], str]) -> list[tuple[str, ...]]:
+    """The lines under each group: strategy, options, and ranks unless the legend or the title tells them."""
+    ranks_differ = len({bar.cell.world_size for bar in panel.bars}) > 1
+    found = []
+    for group in panel.groups:
+        strategy, options = _strategy_and_options(group[0].cell)
+        ranks = ranks_text(group[0].cell.world_size)
+        own = ranks if ranks_differ and ranks not in names[group[0].key] else ""
+        found.append(tuple(line for line in (strategy, options, own) if line))
+    return found
 
 
 def run_value(run: RunRecord, metric: Metric) -> float | None:
@@ -126,19 +180,22 @@ def bars(measurements: Iterable[Measurement], chart: Chart) -> tuple[Bar, ...]:
 
 
 def panels(drawn: Iterable[Bar]) -> tuple[Panel, ...]:
-    """One panel per model size and kind of device: small sizes first, strategies in the order of their declaration."""
-    by_panel: dict[tuple[int, str, str], list[Bar]] = {}
+    """One panel per size, workload and kind of device: small sizes first, strategies by axis, then as declared."""
+    by_panel: dict[tuple[int, str, str, str], list[Bar]] = {}
     for bar in drawn:
-        key = (SIZES[bar.cell.size].num_parameters, bar.cell.size, bar.cell.device_kind)
+        cell = bar.cell
+        key = (SIZES[cell.size].num_parameters, cell.size, cell.device_kind, group_of(cell).workload)
         by_panel.setdefault(key, []).append(bar)
     return tuple(
         Panel(
             size=size,
             device_kind=device_kind,
+            workload=workload,
             metric=found[0].metric,
             bars=tuple(sorted(found, key=lambda bar: (*_group(bar.cell), _rank(bar)))),
+            top=max(bar.high for bar in found),
         )
-        for (_, size, device_kind), found in sorted(by_panel.items())
+        for (_, size, device_kind, workload), found in sorted(by_panel.items())
     )
 
 
@@ -180,10 +237,19 @@ def number(value: float) -> str:
     return f"{value:.{max(0, 2 - exponent)}f}"
 
 
-def _group(cell: Cell) -> tuple[int, str]:
-    """Order of the groups of a panel: that of the strategies, then products; each by its variants."""
+def _strategy_and_options(cell: Cell) -> tuple[str, str]:
+    """`hsdp 2x2`, `ac+bf16state`."""
+    strategy, *others = cell.variant.split(" ")
+    if others and re.fullmatch(r"\d+(x\d+)+", others[0]):
+        strategy += f" {others.pop(0)}"
+    return strategy, " ".join(others)
+
+
+def _group(cell: Cell) -> tuple[int, int, str]:
+    """Order of the groups of a panel: by axis, strategies as they are declared, then products; each by its variants."""
     known = list(map(str, StrategyName))
-    return known.index(cell.strategy) if cell.strategy in known else len(known), cell.variant
+    place = known.index(cell.strategy) if cell.strategy in known else len(known)
+    return list(AXIS_NAMES).index(axis_of(cell)), place, cell.variant
 
 
 def _rank(bar: Bar) -> tuple[int, int, int, bool]:

@@ -6,30 +6,38 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-from matplotlib.axes import Axes
+import msgspec
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from perf.facts.measurement import Measurement
-from perf.tell.bars import CHARTS, Chart, Panel, axis_unit, bars, number, panels, ranks_text, variant_names
+from perf.tell import lettering, plot
+from perf.tell.bars import (
+    CHARTS,
+    Bar,
+    Chart,
+    Panel,
+    bars,
+    common,
+    panels,
+    titles,
+    variant_names,
+)
+from perf.tell.render import runs_text
 
 # All lengths are in inches until they reach matplotlib.
-_DPI = 150
-_ROW_WIDTH = 10.5
+DPI = 150
+ROW_WIDTH = 10.5
 _LEAST_WIDTH = 6.0
-_PLOT_HEIGHT = 2.5
 _LEFT, _RIGHT = 0.78, 0.17
-_GROUP_GAP = 0.7
-"""Between groups, in bars."""
-_SLOTS = (0.6, 0.53, 0.46)
+_MARGIN = 0.12
+"""Around everything."""
+_SLOTS = (0.6, 0.53, plot.LEAST_UPRIGHT)
 """Widths of a bar with its gap: the widest of those that give the fewest rows. Below the last, labels are turned."""
-_CHARACTER = 0.075
-"""Of a tick label; a little more than it takes."""
-_GREY = "0.35"
-Names = dict[tuple[str, bool], str]
-"""Key of a bar -> its name in the legend."""
-_LOOKS = (
+_LEAST_SLOT = 0.135
+"""Below this the numbers over neighbouring bars meet: a wider panel goes on in the next row."""
+LOOKS = (
     # Safe for colour-blind readers; neighbours differ in lightness, and in hatch where lightness repeats.
     ("#0b4f7d", ""),
     ("#f0a830", ""),
@@ -40,9 +48,9 @@ _LOOKS = (
     ("#bfe3c8", "\\\\\\\\"),
     ("#4b7d5a", "++"),
 )
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
-    "font.size": 8.5,
+    "font.size": plot.TEXT,
     "hatch.linewidth": 0.7,
     "axes.unicode_minus": False,
     "figure.facecolor": "white",
@@ -56,82 +64,145 @@ def write_charts(measurements: Sequence[Measurement], folder: Path) -> list[Path
     written = []
     for chart in CHARTS:
         if shown := panels(bars(measurements, chart)):
-            with matplotlib.rc_context(_STYLE):
-                figure = _figure(chart, shown)
-                FigureCanvasAgg(figure)
-                # Without this the file would name the version that drew it, and differ after an upgrade.
-                figure.savefig(folder / chart.file_name, format="png", dpi=_DPI, metadata={"Software": None})
-            written.append(folder / chart.file_name)
+            with matplotlib.rc_context(STYLE):
+                written.append(save(figure_of(chart, shown), folder / chart.file_name))
     return written
+
+
+def save(figure: Figure, path: Path) -> Path:
+    FigureCanvasAgg(figure)
+    # Without this the file would name the version that drew it, and differ after an upgrade.
+    figure.savefig(path, format="png", dpi=DPI, metadata={"Software": None})
+    return path
+
+
+def reading_of(drawn: Sequence[Bar]) -> str:
+    """How to read the bars. What holds for all of them is not said over each."""
+    counts = {bar.num_runs for bar in drawn}
+    planted = "; *: planted fault" * any(bar.planted for bar in drawn)
+    if counts == {1}:
+        return "bar: the only run of each cell, whose spread is not known" + planted
+    if len(counts) == 1:
+        return f"bar: median of {runs_text(min(counts))} of each cell; error bar: smallest to largest run" + planted
+    once = "; dashed: one run, spread not known" if 1 in counts else ""
+    return f"bar: median of n runs; error bar: smallest to largest run{once}{planted}"
+
+
+def figure_of(chart: Chart, whole: Sequence[Panel]) -> Figure:
+    """The picture: a row for as many panels as fit beside each other."""
+    names = variant_names(whole)
+    looks = {name: _look(index) for index, name in enumerate(dict.fromkeys(names.values()))}
+    shown = [part for panel in whole for part in _parts(panel)]
+    named = dict(zip(shown, titles(shown), strict=True))
+    widest = min((ROW_WIDTH - _LEFT - _RIGHT) / plot.slots(panel) for panel in shown)
+    slot = min((min(slot, widest) for slot in _SLOTS), key=lambda slot: len(_rows(named, slot)))
+    rows = _rows(named, slot)
+    turned = any(plot.too_wide(panel, names, slot) for panel in shown)
+    ticks = {panel: plot.fitting(panel, names, slot, turned=turned) for panel in shown}
+    below, overhang = _margins(ticks, slot, turned=turned)
+    left = max(_LEFT, *(overhang[row[0]] + _MARGIN for row in rows))
+    lines = _head_lines(chart, whole)
+    counted = len({bar.num_runs for panel in whole for bar in panel.bars}) > 1
+    width = max(
+        _LEAST_WIDTH,
+        *(lettering.width(text, points, bold=bold) + 2 * _MARGIN for text, points, bold in lines),
+        *(left - _LEFT + sum(plot.plot_width(p, named[p], slot) + _LEFT + _RIGHT for p in row) for row in rows),
+    )
+    columns = max(1, int((width - _MARGIN) / (0.5 + max(lettering.width(name, plot.TEXT) for name in looks))))
+    header = 0.3 + sum(points * lettering.LINE for _, points, _ in lines) + 0.18 * math.ceil(len(looks) / columns)
+    above = 0.35 + 0.14 * any(plot.has_headings(panel) for panel in shown)
+    row_height = plot.HEIGHT + above + below
+    height = header + row_height * len(rows)
+    figure = Figure(figsize=(width, height), dpi=DPI)
+    _head(figure, lines, looks, columns)
+    for index, row in enumerate(rows):
+        at, bottom = left, height - header - row_height * (index + 1) + below
+        for panel in row:
+            plot_width = plot.plot_width(panel, named[panel], slot)
+            axes = figure.add_axes((at / width, bottom / height, plot_width / width, plot.HEIGHT / height))
+            plot.draw(axes, panel, names, looks, upright=slot >= plot.LEAST_UPRIGHT, counted=counted)
+            plot.set_width(axes, panel, plot_width / slot)
+            plot.set_ticks(axes, panel, ticks[panel], turned=turned)
+            plot.set_title(axes, panel, named[panel])
+            at += plot_width + _RIGHT + _LEFT
+    return figure
 
 
 def _look(index: int) -> tuple[str, str]:
     """Colour and hatch of a variant; from the ninth on, the colours return under other hatches."""
-    color, hatch = _LOOKS[index % len(_LOOKS)]
-    return color, hatch + "O" * (index // len(_LOOKS))
+    color, hatch = LOOKS[index % len(LOOKS)]
+    return color, hatch + "O" * (index // len(LOOKS))
 
 
-def _slots(panel: Panel) -> float:
-    """Width of a panel, in bars."""
-    return len(panel.bars) + _GROUP_GAP * len(panel.groups)
+def _parts(panel: Panel) -> list[Panel]:
+    """The panel, or as many as its groups need; all to one scale."""
+    most = (ROW_WIDTH - _LEFT - _RIGHT) / _LEAST_SLOT
+    num_parts = math.ceil(plot.slots(panel) / most)
+    found: list[list[Bar]] = [[]]
+    used = 0.0
+    for group in panel.groups:
+        taken = len(group) + plot.GROUP_GAP
+        if found[-1] and used + taken > max(plot.slots(panel) / num_parts + taken / 2, taken):
+            found.append([])
+            used = 0.0
+        found[-1] += group
+        used += taken
+    if len(found) == 1:
+        return [panel]
+    return [
+        msgspec.structs.replace(panel, bars=tuple(part), part=f"{index} of {len(found)}")
+        for index, part in enumerate(found, start=1)
+    ]
 
 
-def _rows(shown: Sequence[Panel], slot: float) -> list[list[Panel]]:
+def _rows(named: dict[Panel, str], slot: float) -> list[list[Panel]]:
     """The panels as they fit beside each other."""
     rows: list[list[Panel]] = [[]]
-    for panel in shown:
-        used = sum(_slots(other) * slot + _LEFT + _RIGHT for other in rows[-1])
-        if rows[-1] and used + _slots(panel) * slot + _LEFT + _RIGHT > _ROW_WIDTH:
+    for panel in named:
+        widths = [plot.plot_width(one, named[one], slot) + _LEFT + _RIGHT for one in (*rows[-1], panel)]
+        if rows[-1] and sum(widths) > ROW_WIDTH:
             rows.append([])
         rows[-1].append(panel)
     return rows
 
 
-def _figure(chart: Chart, shown: Sequence[Panel]) -> Figure:
-    names = variant_names(shown)
-    looks = {name: _look(index) for index, name in enumerate(dict.fromkeys(names.values()))}
-    widest = min((_ROW_WIDTH - _LEFT - _RIGHT) / _slots(panel) for panel in shown)
-    slot = min((min(slot, widest) for slot in _SLOTS), key=lambda slot: len(_rows(shown, slot)))
-    rows = _rows(shown, slot)
-    width = max(_LEAST_WIDTH, *(sum(_slots(p) * slot + _LEFT + _RIGHT for p in row) for row in rows))
-    ticks = {panel: _tick_labels(panel, names) for panel in shown}
-    turned = any(_too_wide(labels, panel, slot) for panel, labels in ticks.items())
-    below = 1.05 if turned else 0.5
-    columns = max(1, int((width - _LEFT) / (0.5 + _CHARACTER * max(map(len, looks)))))
-    header = 0.8 + 0.18 * math.ceil(len(looks) / columns)
-    row_height = _PLOT_HEIGHT + 0.35 + below
-    height = header + row_height * len(rows)
-    figure = Figure(figsize=(width, height), dpi=_DPI)
-    _head(figure, chart, shown, looks, columns)
-    for index, row in enumerate(rows):
-        left = _LEFT
-        bottom = height - header - row_height * (index + 1) + below
-        for panel in row:
-            plot_width = _slots(panel) * slot
-            axes = figure.add_axes((left / width, bottom / height, plot_width / width, _PLOT_HEIGHT / height))
-            _draw(axes, panel, names, looks, slot)
-            _set_ticks(axes, panel, ticks[panel], turned)
-            left += plot_width + _RIGHT + _LEFT
-    return figure
+def _margins(ticks: dict[Panel, list[str]], slot: float, *, turned: bool) -> tuple[float, dict[Panel, float]]:
+    """What labels need below the panels, and to the left of where each panel begins."""
+    below, overhang = 0.0, {}
+    angle = plot.ANGLE if turned else 0
+    for panel, texts in ticks.items():
+        boxes = [lettering.turned(text, plot.TEXT, angle) for text in texts]
+        below = max(below, *(high for _, high in boxes))
+        places = [(middle + 0.5 + plot.GROUP_GAP / 2) * slot for middle in plot.middles(panel)]
+        share = 1 if turned else 0.5
+        overhang[panel] = max(share * wide - place for (wide, _), place in zip(boxes, places, strict=True))
+    return 0.12 + below, overhang
+
+
+def _head_lines(chart: Chart, shown: Sequence[Panel]) -> list[tuple[str, float, bool]]:
+    """Title, what all bars share, and how to read them: each text with the size of its letters, and whether bold."""
+    drawn = [bar for panel in shown for bar in panel.bars]
+    texts = [common(shown), chart.note, reading_of(drawn)]
+    return [(chart.title, 12.5, True), *((text, plot.TEXT, False) for text in texts if text)]
 
 
 def _head(
-    figure: Figure, chart: Chart, shown: Sequence[Panel], looks: dict[str, tuple[str, str]], columns: int
+    figure: Figure, lines: Sequence[tuple[str, float, bool]], looks: dict[str, tuple[str, str]], columns: int
 ) -> None:
     """Title, how to read the bars, and the legend."""
     width, height = figure.get_size_inches()
-    planted = any(bar.planted for panel in shown for bar in panel.bars)
-    reading = "bar: median of the runs; error bar: smallest to largest run; n: runs" + "; *: planted fault" * planted
-    figure.text(0.12 / width, 1 - 0.12 / height, chart.title, fontsize=12.5, fontweight="bold", va="top")
-    figure.text(0.12 / width, 1 - 0.37 / height, chart.note, color=_GREY, va="top")
-    figure.text(0.12 / width, 1 - 0.53 / height, reading, color=_GREY, va="top")
+    at = _MARGIN
+    for text, points, bold in lines:
+        color, weight = ("black", "bold") if bold else (plot.GREY, "normal")
+        figure.text(_MARGIN / width, 1 - at / height, text, fontsize=points, fontweight=weight, color=color, va="top")
+        at += points * lettering.LINE
     figure.legend(
         handles=[
             Patch(facecolor=color, hatch=hatch, edgecolor="black", linewidth=0.6, label=name)
             for name, (color, hatch) in looks.items()
         ],
         loc="upper left",
-        bbox_to_anchor=(0.12 / width, 1 - 0.74 / height),
+        bbox_to_anchor=(_MARGIN / width, 1 - (at + 0.05) / height),
         ncols=columns,
         frameon=False,
         borderpad=0,
@@ -139,73 +210,3 @@ def _head(
         handlelength=1.4,
         columnspacing=1.6,
     )
-
-
-def _draw(axes: Axes, panel: Panel, names: Names, looks: dict[str, tuple[str, str]], slot: float) -> None:
-    factor, unit = axis_unit(max(bar.median for bar in panel.bars), panel.metric)
-    turned = slot < _SLOTS[-1]
-    top = max(bar.high for bar in panel.bars) / factor or 1.0
-    label_height = 0.95 if turned else 0.42
-    axes.set_ylim(0, top * _PLOT_HEIGHT / (_PLOT_HEIGHT - label_height))
-    axes.set_xlim(-0.5 - _GROUP_GAP / 2, _slots(panel) - 0.5 - _GROUP_GAP / 2)
-    for bar, x in zip(panel.bars, _positions(panel), strict=True):
-        color, hatch = looks[names[bar.key]]
-        middle, low, high = bar.median / factor, bar.low / factor, bar.high / factor
-        axes.bar(x, middle, width=0.84, color=color, hatch=hatch, edgecolor="black", linewidth=0.6)
-        if bar.num_runs > 1:
-            reach = [[middle - low], [high - middle]]
-            axes.errorbar(x, middle, yerr=reach, fmt="none", ecolor="black", elinewidth=1.1, capsize=3.5)
-        mark = "*" * bar.planted
-        text = f"{number(middle)}{mark}  n={bar.num_runs}" if turned else f"{number(middle)}{mark}\nn={bar.num_runs}"
-        axes.annotate(
-            text,
-            (x, high),
-            xytext=(0, 4),
-            textcoords="offset points",
-            ha="center",
-            va="bottom",
-            rotation=90 if turned else 0,
-            fontsize=7.5 if turned else 8,
-            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.6},
-        )
-    axes.set_title(panel.title, loc="left", fontsize=9.5, fontweight="bold")
-    axes.set_ylabel(f"{panel.metric.title} ({unit})")
-    axes.yaxis.grid(visible=True, color="0.88", linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _positions(panel: Panel) -> list[float]:
-    """Where the bars stand, in bars."""
-    found, at = [], 0.0
-    for group in panel.groups:
-        found += [at + index for index in range(len(group))]
-        at += len(group) + _GROUP_GAP
-    return found
-
-
-def _tick_labels(panel: Panel, names: Names) -> list[str]:
-    """The strategy of each group, with its ranks unless the legend tells them."""
-    labels = []
-    for group in panel.groups:
-        cell = group[0].cell
-        ranks = ranks_text(cell.world_size)
-        labels.append(cell.variant if ranks in names[group[0].key] else f"{cell.variant}\n{ranks}")
-    return labels
-
-
-def _too_wide(labels: Sequence[str], panel: Panel, slot: float) -> bool:
-    """Whether a label would run into its neighbour's."""
-    rooms = ((len(group) + _GROUP_GAP) * slot for group in panel.groups)
-    widths = (max(map(len, label.split("\n"))) * _CHARACTER for label in labels)
-    return any(width > room for width, room in zip(widths, rooms, strict=True))
-
-
-def _set_ticks(axes: Axes, panel: Panel, labels: Sequence[str], turned: bool) -> None:
-    positions, middles, done = _positions(panel), [], 0
-    for group in panel.groups:
-        own = positions[done : done + len(group)]
-        middles.append((own[0] + own[-1]) / 2)
-        done += len(group)
-    axes.set_xticks(middles, labels, rotation=50 if turned else 0, ha="right" if turned else "center")
-    axes.tick_params(axis="x", length=0)

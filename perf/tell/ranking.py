@@ -12,11 +12,11 @@ from perf.facts.outcome import Outcome
 from perf.tell.exports import FinishedTestRun
 from perf.tell.published import PublishedTable
 from perf.tell.render import runs_text
-from perf.tell.screen import Candidate, Group, group_of, groups_of
+from perf.tell.screen import AXIS_NAMES, PRODUCT, Candidate, Group, group_of, groups_of
 from perf.tell.tables import Table
 from strategies.value import Value
 
-AXES = {"DP": "data", "TP": "tensor", "PP": "pipeline", "CP": "context"}
+AXES = {name: axis for axis, name in AXIS_NAMES.items() if name and axis != PRODUCT}
 """As published -> as `axis_of` calls it."""
 CLOSE = 0.02
 """Two axes whose rates are this close are not told apart."""

@@ -14,6 +14,16 @@ from strategies.spec import StrategyName
 MARGIN = 0.02
 """Candidates that are this close together are not told apart by one run each, and are all taken."""
 PRODUCT = "product"
+AXIS_NAMES = {
+    "single": "",
+    "data": "DP",
+    "tensor": "TP",
+    "pipeline": "PP",
+    "context": "CP",
+    "expert": "EP",
+    PRODUCT: PRODUCT,
+}
+"""As `axis_of` calls an axis -> as a reader does; in the order in which axes are shown."""
 
 
 class Group(NamedTuple):

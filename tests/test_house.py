@@ -172,6 +172,7 @@ TESTED_WITH = {
     "server": "launch",
     "bars": "charts",
     "plot": "charts",
+    "axes_chart": "axes",
     "lettering": "charts",
     "history_pages": "history_charts",
     "tables": "report",

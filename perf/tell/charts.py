@@ -1,7 +1,7 @@
 """The three charts of a test run: cluster throughput, step time, peak memory; drawn from measurements, saved as PNG."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +76,9 @@ def save(figure: Figure, path: Path) -> Path:
     return path
 
 
-def reading_of(drawn: Sequence[Bar]) -> str:
-    """How to read the bars. What holds for all of them is not said over each."""
-    counts = {bar.num_runs for bar in drawn}
-    planted = "; *: planted fault" * any(bar.planted for bar in drawn)
+def reading_of(counts: Set[int], *, has_planted: bool = False) -> str:
+    """How to read bars of so many runs. What holds for all of them is not said over each."""
+    planted = "; *: planted fault" * has_planted
     if counts == {1}:
         return "bar: the only run of each cell, whose spread is not known" + planted
     if len(counts) == 1:
@@ -182,7 +181,8 @@ def _margins(ticks: dict[Panel, list[str]], slot: float, *, turned: bool) -> tup
 def _head_lines(chart: Chart, shown: Sequence[Panel]) -> list[tuple[str, float, bool]]:
     """Title, what all bars share, and how to read them: each text with the size of its letters, and whether bold."""
     drawn = [bar for panel in shown for bar in panel.bars]
-    texts = [common(shown), chart.note, reading_of(drawn)]
+    reading = reading_of({bar.num_runs for bar in drawn}, has_planted=any(bar.planted for bar in drawn))
+    texts = [common(shown), chart.note, reading]
     return [(chart.title, 12.5, True), *((text, plot.TEXT, False) for text in texts if text)]
 
 

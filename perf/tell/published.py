@@ -4,6 +4,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from perf.facts import jsonfile
+from perf.facts.measurement import PEAK_ALLOCATED, STEP_TIME, THROUGHPUT
+from perf.tell.render import quantity
+from perf.tell.tables import Table
 from strategies.value import Value
 
 FOLDER = "published"
@@ -41,3 +44,20 @@ class PublishedTable(Value, frozen=True, kw_only=True):
 def published_tables(baselines: Path) -> list[PublishedTable]:
     """All tables below `baselines`/published. Raises ValueError that names a damaged file."""
     return [jsonfile.read(path, PublishedTable) for path in sorted((baselines / FOLDER).glob("*.json"))]
+
+
+def published_rows(published: PublishedTable) -> Table:
+    """Somebody else's figures, in our units."""
+    header = ("strategy", "size", "cluster throughput", "step time", "peak memory", "remarks")
+    rows = tuple(
+        (
+            row.strategy,
+            row.size,
+            quantity(row.tokens_per_s, THROUGHPUT),
+            quantity(row.step_time_s, STEP_TIME),
+            quantity(row.peak_memory_bytes, PEAK_ALLOCATED),
+            row.note,
+        )
+        for row in published.rows
+    )
+    return Table(header=header, rows=rows, first_number=2)

@@ -14,6 +14,10 @@ from perf.judge.verdict import Verdict
 from perf.tell import tables
 from perf.tell.bars import ranks_text
 from perf.tell.render import counts, quantity, runs_text
+from perf.tell.screen import AXIS_NAMES, axis_of, group_of
+
+MOST_IN_A_LINE = 10
+"""Cells whose order a reader can still take in."""
 
 
 def headline(verdicts: Collection[Verdict]) -> str:
@@ -60,16 +64,40 @@ def warnings(measurements: Sequence[Measurement], verdicts: Iterable[Verdict]) -
 
 
 def orders(frame: pd.DataFrame, cells: Sequence[Cell], verdicts: Mapping[str, Verdict]) -> list[str]:
-    """Per size, ranks and link: cells by throughput and by peak memory; `~` where two are too close."""
+    """Per size, ranks, link and work: cells by throughput and by peak memory; `~` where two are too close.
+
+    Where there are many, the fastest of each axis stand for it, and each axis has an order of its own.
+    """
     found = []
     several_links = len({cell.link for cell in cells if cell.device_kind == "cuda"}) > 1
+    works: dict[str, set[str]] = {}
+    for cell in cells:
+        works.setdefault(cell.size, set()).add(group_of(cell).workload)
     for alike in tables.comparable(frame, cells, verdicts):
         first = alike[0]
         device, peak = ("CPU", PEAK_RESIDENT) if first.device_kind == "cpu" else ("GPU", PEAK_ALLOCATED)
         where = f"{first.size}, {ranks_text(first.world_size)} on {device}{f' over {first.link}' * several_links}"
-        found.append(f"{where}, fastest first: {_order(frame, alike, verdicts, THROUGHPUT, ' > ')}")
-        found.append(f"{where}, least {peak.title} first: {_order(frame, alike, verdicts, peak, ' < ')}")
+        where += f", {group_of(first).workload}" * (len(works[first.size]) > 1)
+        by_axis: dict[str, list[Cell]] = {}
+        for cell in sorted(alike, key=lambda cell: -(tables.median(frame, cell, THROUGHPUT) or 0)):
+            by_axis.setdefault(AXIS_NAMES[axis_of(cell)], []).append(cell)
+        by_axes = len(alike) > MOST_IN_A_LINE and len(by_axis) > 1
+        shown = [own[0] for own in by_axis.values()] if by_axes else alike
+        whose = "the best of each axis, " if by_axes else ""
+        for first_said, metric, sign in (("fastest", THROUGHPUT, " > "), (f"least {peak.title}", peak, " < ")):
+            order = _order(frame, shown, verdicts, metric, sign, with_axis=by_axes)
+            found.append(f"{where}, {whose}{first_said} first: {order}")
+        several = {axis: own for axis, own in by_axis.items() if len(own) > 1}
+        if by_axes and several:
+            told = (f"{axis}: {_order(frame, own, verdicts, THROUGHPUT, ' > ')}" for axis, own in several.items())
+            found.append(f"{where}, within each axis, fastest first: {'; '.join(told)}")
     return found
+
+
+def has_single_runs(frame: pd.DataFrame) -> bool:
+    """Whether some cells have one run and others more: then the orders mark those that do."""
+    counts = set(frame.groupby("cell").size())
+    return 1 in counts and len(counts) > 1
 
 
 def run_counts(measurements: Sequence[Measurement], cells: Collection[Cell]) -> str:
@@ -147,18 +175,26 @@ def environment_values(runs: Iterable[RunRecord]) -> dict[str, list[str]]:
 
 
 def _order(
-    frame: pd.DataFrame, alike: Sequence[Cell], verdicts: Mapping[str, Verdict], metric: Metric, sign: str
+    frame: pd.DataFrame,
+    alike: Sequence[Cell],
+    verdicts: Mapping[str, Verdict],
+    metric: Metric,
+    sign: str,
+    *,
+    with_axis: bool = False,
 ) -> str:
     ranked = [(value, cell) for cell in alike if (value := tables.median(frame, cell, metric)) is not None]
     ranked.sort(key=lambda pair: -pair[0] if metric.better == "higher" else pair[0])
     text = ""
+    marks = has_single_runs(frame)
     for index, (value, cell) in enumerate(ranked):
         if index:
             before, other = ranked[index - 1]
             tolerance = max(_tolerance(verdicts[cell.id]), _tolerance(verdicts[other.id]))
             close = abs(value - before) <= tolerance * max(value, before)
             text += " ~ " if close or _overlap(frame, cell, other, metric) else sign
-        text += f"{cell.variant} {cell.mode} {quantity(value, metric)}"
+        text += f"{AXIS_NAMES[axis_of(cell)]} " * with_axis + f"{cell.variant} {cell.mode} {quantity(value, metric)}"
+        text += " (n=1)" * (marks and len(frame[frame["cell"] == cell.id]) == 1)
     return text or "no run has it"
 
 

@@ -6,7 +6,7 @@ Imports matplotlib and pandas: whoever wants no report should not import this. N
 """
 
 import base64
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 
 import jinja2
@@ -14,17 +14,19 @@ import msgspec
 import pandas as pd
 
 from perf.facts.cell import Cell, SamplingPlan
-from perf.facts.measurement import PEAK_ALLOCATED, STEP_TIME, THROUGHPUT, Measurement, measure
+from perf.facts.measurement import Measurement, measure
 from perf.facts.outcome import MEASURED, VERDICTS, Outcome
 from perf.judge.verdict import Verdict
 from perf.measure.connection import ROOT
-from perf.tell import conditions, reading, tables
+from perf.tell import axes, conditions, reading, tables
+from perf.tell.axes_chart import TITLE as AXES_TITLE
+from perf.tell.axes_chart import write_axes_chart
 from perf.tell.bars import CHARTS
 from perf.tell.charts import write_charts
 from perf.tell.exports import FinishedTestRun
 from perf.tell.history_section import write_section
 from perf.tell.markdown import fence, one_line, printable, without_tags
-from perf.tell.published import PublishedTable, published_tables
+from perf.tell.published import PublishedTable, published_rows, published_tables
 from perf.tell.ranking import ranking
 from perf.tell.render import (
     TABLE_HEADER,
@@ -33,13 +35,15 @@ from perf.tell.render import (
     evidence_text,
     in_order,
     markdown_table,
-    quantity,
     table_rows,
 )
-from perf.tell.results import Results
+from perf.tell.results import Manifest, Results
 from strategies.value import Value
 
 TEMPLATES = Path(__file__).parent / "templates"
+MOST_ALIKE = 10
+"""Rows of a table that say the same."""
+_QUIET = frozenset({Outcome.NO_BASELINE, Outcome.NOT_RUN, Outcome.UNSUPPORTED})
 _NO_VERDICT = "no verdict was recorded: the test run ended before this cell was judged"
 
 
@@ -81,19 +85,15 @@ def write_report(results: Results) -> list[Path]:
     references = [measure(one.cell, one.plan, runs) for one, runs in beside if runs]
     test_run = FinishedTestRun(manifest=manifest, verdicts=tuple(verdicts.values()), measurements=tuple(measurements))
     charts = write_charts([*measurements, *references], folder)
+    standings = axes.standings(frame, manifest.cells, verdicts)
+    axes_charts = write_axes_chart(frame, standings, folder)
     histories = write_section(results, measurements, verdicts)
-    shown_folder = _shown(folder.resolve())
     page = {
-        "manifest": manifest,
-        "headline": reading.headline(verdicts.values()),
-        "status": reading.status(verdicts.values()),
-        "warnings": [*_shift(results), *reading.warnings(measurements, verdicts.values())],
-        "findings": findings(verdicts.values(), shown_folder, set(frame[frame["fault"].notna()]["cell"])),
-        "whys": (asked := whys(results, verdicts.values())),
-        "splits": conditions.split_table(filter(None, (results.evidence(why.cell_id, "candidate") for why in asked))),
-        "warm_up": conditions.warm_up(measurements, manifest.plan),
-        "orders": reading.orders(frame, manifest.cells, verdicts),
+        **_told(results, manifest, verdicts, measurements, frame),
         "charts": [(chart.title, chart.file_name) for chart in CHARTS if folder / chart.file_name in charts],
+        "axes": axes.axes_table(frame, standings),
+        "axes_growth": axes.growth_table(frame, standings),
+        "axes_chart": {"title": AXES_TITLE, "file_name": axes_charts[0].name} if axes_charts else None,
         "cells": tables.cells_table(frame, manifest.cells, verdicts),
         "ratios": tables.ratios_table(frame, manifest.cells, verdicts),
         "growth": tables.growth_table(frame, manifest.cells, verdicts),
@@ -107,13 +107,10 @@ def write_report(results: Results) -> list[Path]:
         "settings": tables.settings_table(manifest.cells),
         "published": [(table, published_rows(table), ranking(table, test_run)) for table in _published(measurements)],
         "environment": environment_table(measurements),
-        "limits": reading.limits(measurements, manifest.cells),
-        "run_counts": reading.run_counts(measurements, manifest.cells),
-        "folder": shown_folder,
     }
-    brief = [_brief(verdict) for verdict in verdicts.values()]
+    brief = _brief(verdicts.values())
     plain = markdown_table(without_tags(verdict) for verdict in brief)
-    drawn = [*charts, *(folder / one.file_name for one in histories)]
+    drawn = [*axes_charts, *charts, *(folder / one.file_name for one in histories)]
     images = {path.relative_to(folder).as_posix(): base64.b64encode(path.read_bytes()).decode() for path in drawn}
     rows = [(row[0], row) for row in table_rows(brief)]
     texts = {
@@ -122,6 +119,34 @@ def write_report(results: Results) -> list[Path]:
         "runs.csv": frame.to_csv(index=False, lineterminator="\n"),
     }
     return [_write(folder / name, text) for name, text in texts.items()] + drawn
+
+
+def _told(
+    results: Results,
+    manifest: Manifest,
+    verdicts: Mapping[str, Verdict],
+    measurements: Sequence[Measurement],
+    frame: pd.DataFrame,
+) -> dict[str, object]:
+    """What the report says in words."""
+    shown_folder = _shown(results.folder.resolve())
+    asked = whys(results, verdicts.values())
+    return {
+        "manifest": manifest,
+        "folder": shown_folder,
+        "headline": reading.headline(verdicts.values()),
+        "status": reading.status(verdicts.values()),
+        "warnings": [*_shift(results), *reading.warnings(measurements, verdicts.values())],
+        "findings": findings(verdicts.values(), shown_folder, set(frame[frame["fault"].notna()]["cell"])),
+        "most_alike": MOST_ALIKE,
+        "whys": asked,
+        "splits": conditions.split_table(filter(None, (results.evidence(why.cell_id, "candidate") for why in asked))),
+        "warm_up": conditions.warm_up(measurements, manifest.plan),
+        "orders": reading.orders(frame, manifest.cells, verdicts),
+        "once": reading.has_single_runs(frame),
+        "limits": reading.limits(measurements, manifest.cells),
+        "run_counts": reading.run_counts(measurements, manifest.cells),
+    }
 
 
 def findings(verdicts: Iterable[Verdict], run_folder: str, planted: Set[str]) -> list[Finding]:
@@ -164,23 +189,6 @@ def whys(results: Results, verdicts: Iterable[Verdict]) -> list[Why]:
         for cell_id in measured
         if (lines := results.explanation(cell_id))
     ]
-
-
-def published_rows(published: PublishedTable) -> tables.Table:
-    """Somebody else's figures, in our units."""
-    header = ("strategy", "size", "cluster throughput", "step time", "peak memory", "remarks")
-    rows = tuple(
-        (
-            row.strategy,
-            row.size,
-            quantity(row.tokens_per_s, THROUGHPUT),
-            quantity(row.step_time_s, STEP_TIME),
-            quantity(row.peak_memory_bytes, PEAK_ALLOCATED),
-            row.note,
-        )
-        for row in published.rows
-    )
-    return tables.Table(header=header, rows=rows, first_number=2)
 
 
 def environment_table(measurements: Sequence[Measurement]) -> tables.Table:
@@ -226,9 +234,29 @@ def _verdicts(results: Results, cells: Sequence[Cell], frame: pd.DataFrame) -> d
     return {verdict.cell_id: verdict for verdict in in_order(marked)}
 
 
-def _brief(verdict: Verdict) -> Verdict:
-    """For a table: the first line of each reason; the whole stands below it."""
-    return msgspec.structs.replace(verdict, reasons=tuple(tables.short(reason) for reason in verdict.reasons))
+def _brief(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """For a table: the first line of each reason; the whole stands below it.
+
+    Where many cells without a verdict have the same to say, one row says it: the others would bury what is red.
+    """
+    brief = [
+        msgspec.structs.replace(verdict, reasons=tuple(tables.short(reason) for reason in verdict.reasons))
+        for verdict in verdicts
+    ]
+    alike: dict[tuple[object, ...], list[Verdict]] = {}
+    for verdict in brief:
+        quiet = verdict.outcome in _QUIET and not verdict.comparisons
+        key = (verdict.outcome, verdict.reasons, verdict.notes) if quiet else (verdict.cell_id,)
+        alike.setdefault(key, []).append(verdict)
+    return [
+        one
+        for own in alike.values()
+        for one in (
+            own
+            if len(own) <= MOST_ALIKE
+            else [msgspec.structs.replace(own[0], cell_id=f"{len(own)} cells", step_time_s=None)]
+        )
+    ]
 
 
 def _template(name: str) -> jinja2.Template:

@@ -20,20 +20,22 @@ from perf.facts.record import RunRecord
 from perf.judge.verdict import Verdict
 from perf.tell.bars import ranks_text, run_value
 from perf.tell.render import quantity
+from perf.tell.screen import Group, group_of
 from strategies.shapes import SIZES
 from strategies.value import Value
 
 ABSENT = "-"
-NOT_COMPARABLE = frozenset({Outcome.WRONG, Outcome.INVALID, Outcome.ERROR})
-"""The speed of a cell that does not compute the model is no measure for others."""
+NOT_COMPARABLE = frozenset({Outcome.WRONG, Outcome.INVALID, Outcome.ERROR, Outcome.NOT_RUN})
+"""The speed of a cell that does not compute the model is no measure for others, nor is that of one nobody judged."""
 
 
 class Table(Value, frozen=True, kw_only=True):
-    """A table as text; columns from `first_number` on hold numbers."""
+    """A table as text; columns from `first_number` on hold numbers, but for those in `words`."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     first_number: int = 1
+    words: tuple[str, ...] = ("remarks",)
 
 
 def runs_frame(measurements: Iterable[Measurement]) -> pd.DataFrame:
@@ -78,7 +80,7 @@ def cells_table(frame: pd.DataFrame, cells: Sequence[Cell], verdicts: Mapping[st
 
 
 def ratios_table(frame: pd.DataFrame, cells: Sequence[Cell], verdicts: Mapping[str, Verdict]) -> Table:
-    """Each cell as a ratio to the fastest and to the smallest of its size, ranks and link."""
+    """Each cell as a ratio to the fastest and to the smallest of its size, link, ranks and work a step."""
     rows = []
     for alike in comparable(frame, cells, verdicts):
         speeds = {cell.id: median(frame, cell, THROUGHPUT) for cell in alike}
@@ -96,7 +98,7 @@ def growth_table(frame: pd.DataFrame, cells: Sequence[Cell], verdicts: Mapping[s
     """Step time over model sizes of the same strategy, mode, ranks and link, where there are at least two sizes."""
     sizes = sorted({cell.size for cell in cells}, key=lambda size: SIZES[size].num_parameters)
     by_variant: dict[str, dict[str, float]] = {}
-    for cell in _sound(frame, cells, verdicts):
+    for cell in sound(frame, cells, verdicts):
         if time_s := median(frame, cell, STEP_TIME):
             name = f"{cell.variant}, {cell.mode}, {ranks_text(cell.world_size)}, {cell.link}"
             by_variant.setdefault(name, {})[cell.size] = time_s
@@ -141,14 +143,14 @@ def settings_table(cells: Sequence[Cell]) -> Table:
 
 
 def comparable(frame: pd.DataFrame, cells: Sequence[Cell], verdicts: Mapping[str, Verdict]) -> list[tuple[Cell, ...]]:
-    """Measured cells of the same size, ranks and link, where there are at least two that may be compared."""
-    groups: dict[tuple[str, str, int], list[Cell]] = {}
-    for cell in _sound(frame, cells, verdicts):
-        groups.setdefault((cell.size, cell.link, cell.world_size), []).append(cell)
+    """Measured cells of the same size, link, ranks and work a step, where at least two may be compared."""
+    groups: dict[Group, list[Cell]] = {}
+    for cell in sound(frame, cells, verdicts):
+        groups.setdefault(group_of(cell)._replace(axis=""), []).append(cell)
     return [tuple(group) for group in groups.values() if len(group) > 1]
 
 
-def _sound(frame: pd.DataFrame, cells: Sequence[Cell], verdicts: Mapping[str, Verdict]) -> list[Cell]:
+def sound(frame: pd.DataFrame, cells: Sequence[Cell], verdicts: Mapping[str, Verdict]) -> list[Cell]:
     """Measured cells whose numbers stand for the model, without a planted fault."""
     usable = set(frame["cell"]) - set(frame[frame["fault"].notna()]["cell"])
     return [cell for cell in cells if cell.id in usable and verdicts[cell.id].outcome not in NOT_COMPARABLE]

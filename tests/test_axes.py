@@ -66,7 +66,7 @@ def test_each_axis_stands_by_its_fastest_candidate_and_the_fastest_axis_first():
     assert pipeline[5] == "1.00 x"
     assert pipeline[9:] == ("pp_zbv eager 0.89 x", "")
     assert (data[4], data[5]) == ("327,680 tok/s [327,680, 327,680]", "0.80 x")
-    assert tensor[9] == "tp_sp eager 1.00 x"
+    assert tensor[9] == "tp_sp eager ~ 1.00 x"
 
 
 def test_what_failed_is_told_where_others_of_its_axis_ran_and_where_none_did():

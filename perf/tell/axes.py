@@ -10,6 +10,7 @@ import pandas as pd
 from perf.facts.cell import Cell
 from perf.facts.measurement import PEAK_ALLOCATED, STEP_TIME, THROUGHPUT
 from perf.facts.outcome import Outcome
+from perf.judge.rule import Rule
 from perf.judge.verdict import Verdict
 from perf.tell import tables
 from perf.tell.bars import ranks_text
@@ -114,6 +115,11 @@ def growth_table(frame: pd.DataFrame, found: Sequence[Standing]) -> tables.Table
     return tables.Table(header=("axis", *sizes, "largest / smallest"), rows=tuple(rows))
 
 
+def _share(value: float, best: float) -> str:
+    """`0.92 x`; `~ 0.99 x` where it is too close to the best to be told apart from it."""
+    return "~ " * (best * (1 - Rule().floor) <= value < best) + f"{value / best:.2f} x"
+
+
 def axes_table(frame: pd.DataFrame, found: Sequence[Standing]) -> tables.Table:
     """A row for each axis; shares are of the fastest axis beside it, and of the fastest in the axis."""
     best: dict[Group, float] = {}
@@ -132,11 +138,11 @@ def axes_table(frame: pd.DataFrame, found: Sequence[Standing]) -> tables.Table:
                 *where,
                 name(first),
                 tables.spread_text(own, THROUGHPUT),
-                f"{speeds[0] / best.setdefault(one.place, speeds[0]):.2f} x",
+                _share(speeds[0], best.setdefault(one.place, speeds[0])),
                 tables.spread_text(own, STEP_TIME),
                 tables.spread_text(own, PEAK_ALLOCATED),
                 str(len(own)),
-                f"{name(others[0])} {speeds[1] / speeds[0]:.2f} x" if others else tables.ABSENT,
+                f"{name(others[0])} {_share(speeds[1], speeds[0])}" if others else tables.ABSENT,
                 failures,
             )
         )

@@ -98,7 +98,7 @@ def test_axes_that_were_published_and_failed_here_are_told():
     (row,) = ranking(PUBLISHED, replace(whole, verdicts=tuple(verdicts))).table.rows
     assert row[2:5] == (
         "PP 1.00 > DP 0.80 > CP 0.25 > TP 0.08",
-        "CP 1.00; PP has no value (pp_1f1b OOM); DP has no value (fsdp2 WRONG, ddp OOM); TP has no value (tp OOM)",
+        "CP 1.00; PP no value (1 tried: OOM); DP no value (2 tried: WRONG, OOM); TP no value (1 tried: OOM)",
         "nothing to compare",
     )
 

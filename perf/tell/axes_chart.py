@@ -92,6 +92,12 @@ def _label(one: Standing) -> str:
     return f"{one.axis}  {name(one.candidates[0])}" if one.candidates else f"{one.axis}  (no value)"
 
 
+def _failed(one: Standing) -> str:
+    """`7 tried: OOM, HANG`: short, as the table has them one by one."""
+    kinds = dict.fromkeys(failure.rpartition(" ")[2] for failure in one.failures)
+    return f"{len(one.failures)} tried: {', '.join(kinds)}"
+
+
 def _places(axes: Sequence[Sequence[Standing]]) -> list[tuple[float, Standing]]:
     """The middle of each bar, in inches from the top."""
     found, at = [], 0.0
@@ -118,7 +124,7 @@ def _draw(
     factor, unit = axis_unit(top, metric)
     for y, one, found in shown:
         if not len(found):
-            told = ", ".join(one.failures) if metric is THROUGHPUT else ""
+            told = _failed(one) if metric is THROUGHPUT else ""
             panel.annotate(told, (0, y), xytext=(3, 0), textcoords="offset points", va="center", fontsize=_LETTERS)
             continue
         values = found / factor

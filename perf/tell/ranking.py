@@ -119,15 +119,17 @@ def _workloads(cells: Sequence[Cell]) -> str:
 
 
 def _failures(cells: Sequence[Cell], left_out: Mapping[str, str]) -> dict[Group, str]:
-    """Why a group has no value, should all that was tried of it have failed: `has no value (tp OOM, tp_sp NOT_RUN)`."""
-    found: dict[Group, dict[str, None]] = {}
+    """Why a group has no value, should all that was tried of it have failed: `no value (6 tried: OOM, HANG)`."""
+    found: dict[Group, list[str]] = {}
     for cell in cells:
         if reason := left_out.get(cell.id):
             outcome, _, detail = reason.partition(": ")
             kind = detail.partition(":")[0]
-            text = f"{cell.variant} {kind if outcome == Outcome.ERROR and kind.isupper() else outcome}"
-            found.setdefault(group_of(cell), {})[text] = None
-    return {group: f"has no value ({', '.join(reasons)})" for group, reasons in found.items()}
+            told = kind if outcome == Outcome.ERROR and kind.isupper() else outcome
+            found.setdefault(group_of(cell), []).append(told)
+    return {
+        group: f"no value ({len(kinds)} tried: {', '.join(dict.fromkeys(kinds))})" for group, kinds in found.items()
+    }
 
 
 def _order(rates: Mapping[str, float]) -> Order:

@@ -7,7 +7,6 @@ import difflib
 import math
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
@@ -16,10 +15,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from perf.facts.environment import git_finds_by_place
 from perf.facts.matrix import cells_of
 from perf.facts.measurement import STEP_TIME
 from perf.judge.verdict import Comparison
-from perf.session import git_finds_by_place, run_pytest
+from perf.measure.reference import SOURCE, own_folder
+from perf.session import ending_in_order, run_pytest
 from perf.settings import STATE
 from perf.tell.results import Results
 from strategies.value import Value
@@ -83,6 +84,7 @@ def judged(interval: tuple[float, float], threshold: float) -> Judgement:
     return Judgement.BAD if low > threshold else Judgement.UNKNOWN
 
 
+@ending_in_order()
 def ask(question: Question) -> Answer:
     """Measures the tree beside the good commit, with twice the pairs while the interval straddles the threshold.
 
@@ -214,13 +216,10 @@ def commit(tree: Path, said: str) -> str:
 def checked_out(tree: Path, commit: str) -> Iterator[Path]:
     """What the tree is at that commit, in a worktree that is gone afterwards."""
     prefix = _git(tree, "rev-parse", "--show-prefix")
-    with tempfile.TemporaryDirectory(prefix="shardmark-good-", ignore_cleanup_errors=True) as place:
-        worktree = Path(place).resolve() / "source"
+    with own_folder() as place:
+        worktree = place.resolve() / SOURCE
         _git(tree, "worktree", "add", "--detach", str(worktree), commit)
-        try:
-            yield worktree / prefix
-        finally:
-            _git(tree, "worktree", "remove", "--force", str(worktree))
+        yield worktree / prefix
 
 
 def _git(tree: Path, *arguments: str) -> str:

@@ -8,6 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from perf.bisection import Judgement, Question, checked_out, compare, judged, oldest_good, threshold
@@ -197,8 +198,27 @@ def test_more_pairs_go_on_with_those_that_are_there(repository, tmp_path):
     assert again.verdicts()[0].num_pairs == 2
 
 
+def test_checkout_of_a_killed_tool_is_removed_by_the_next_one(repository):
+    first = repository.commit("first")
+    hold = (
+        "import sys, time; from pathlib import Path; from perf.bisection import checked_out\n"
+        "with checked_out(Path(sys.argv[1]), sys.argv[2]) as folder: print(folder, flush=True); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", hold, str(repository.root), first]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        folder = Path(process.stdout.readline().strip())
+        process.kill()
+    assert (folder / "strategies").exists()
+    with checked_out(repository.root, first):
+        assert not folder.parent.exists()
+        assert len(repository.git("worktree", "list").splitlines()) == 2
+    assert len(repository.git("worktree", "list").splitlines()) == 1
+
+
 @pytest.mark.long
-def test_interrupted_tool_ends_the_bisection_and_leaves_nothing(repository, tmp_path):
+@pytest.mark.parametrize(("sent", "send", "code"), [(signal.SIGINT, os.killpg, 130), (signal.SIGTERM, os.kill, 143)])
+def test_interrupted_tool_ends_the_bisection_and_leaves_nothing(repository, tmp_path, sent, send, code):
+    """The terminal tells every process of ctrl-C, a scheduler may tell this one alone that it has to end."""
     repository.commit("good")
     options = (f"--tree={repository.root}", "--good=HEAD", f"--into={tmp_path}/results", "--matrix=smoke")
     command = [*TOOL, SINGLE, "--threshold=3%", *options]
@@ -211,7 +231,10 @@ def test_interrupted_tool_ends_the_bisection_and_leaves_nothing(repository, tmp_
         while not list(tmp_path.glob("results/*/*/r*/*/0.json")) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert len(repository.git("worktree", "list").splitlines()) == 2
-        os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(60) == 130
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) >= 2, "pytest and its server"
+        send(process.pid, sent)
+        assert process.wait(60) == code
+        assert psutil.wait_procs(family, timeout=10)[1] == []
         assert [path.name for path in Path(place).glob("shardmark-*")] == []
     assert len(repository.git("worktree", "list").splitlines()) == 1

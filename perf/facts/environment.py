@@ -10,6 +10,7 @@ from perf.facts.hardware import Machine, Node
 from perf.facts.provenance import digest
 from perf.facts.record import Environment, Software
 
+_ABOUT_ANOTHER_REPOSITORY = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR")
 _PREFIXES = ("NCCL_", "TORCH", "PYTORCH_", "CUDA_", "OMP_", "MKL_", "GLOO_", "KMP_", "CUBLAS_")
 
 
@@ -44,6 +45,11 @@ def telling_variables() -> dict[str, str]:
     }
 
 
+def git_finds_by_place() -> dict[str, str]:
+    """The environment in which `git -C FOLDER` is about FOLDER, also where git itself has started this process."""
+    return {name: value for name, value in os.environ.items() if name not in _ABOUT_ANOTHER_REPOSITORY}
+
+
 class Source:
     """The measured source tree: its commit, as git knows it or as the user says it.
 
@@ -73,9 +79,10 @@ _MEASURED = ("--", ":/", ":(exclude)baselines")
 
 def _git(root: Path | str, *arguments: str) -> str | None:
     """Output of git in `root`; None where there is no git or no repository."""
+    command = ["git", "-C", str(root), *arguments]
     try:
         result = subprocess.run(
-            ["git", "-C", root, *arguments], capture_output=True, text=True, timeout=30, check=False
+            command, capture_output=True, text=True, timeout=30, env=git_finds_by_place(), check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -15,11 +15,14 @@ from pathlib import Path
 
 import psutil
 
+from perf.facts.environment import git_finds_by_place
 from perf.measure.connection import ROOT
 from strategies.value import Value
 
 PREFIX = "shardmark-reference-"
 """Begins the name of what is made for a reference; the process that made it follows."""
+SOURCE = "source"
+"""Name of the worktree in it, where it has one."""
 
 
 class Reference(Value, frozen=True, kw_only=True):
@@ -87,10 +90,8 @@ def opened(reference: Reference, variables: tuple[tuple[str, str], ...] = ()) ->
         python = reference.python or sys.executable
         yield Build(python=python, root=ROOT, source=ROOT, variables=variables)
         return
-    remove_left_behind()
-    place = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
-    try:
-        source = Path(reference.folder) if reference.folder else _worktree(reference, place / "source")
+    with own_folder() as place:
+        source = Path(reference.folder) if reference.folder else _worktree(reference, place / SOURCE)
         if not (source / "strategies").is_dir():
             raise ValueError(f"{reference.said}: has no strategies/ to measure")
         root = place / "root"
@@ -98,6 +99,18 @@ def opened(reference: Reference, variables: tuple[tuple[str, str], ...] = ()) ->
         (root / "perf").symlink_to(ROOT / "perf")
         (root / "strategies").symlink_to(source / "strategies")
         yield Build(python=sys.executable, root=root, source=source, variables=variables)
+
+
+@contextmanager
+def own_folder() -> Iterator[Path]:
+    """A temporary folder of this process, of whatever repository the worktree is that is made in it as `SOURCE`.
+
+    Both are gone afterwards. Where this process is killed, the next one that needs a folder removes them.
+    """
+    remove_left_behind()
+    place = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+    try:
+        yield place
     finally:
         _remove(place)
 
@@ -120,8 +133,9 @@ def _environment(python: str) -> tuple[Path, Path]:
 
 def _remove(place: Path) -> None:
     """A folder of a reference, with its worktree where it has one."""
-    if (place / "source").exists():
-        _git("worktree", "remove", "--force", str(place / "source"))
+    if (source := place / SOURCE).exists():
+        # Asked from inside, git finds the repository. Twice: one whose making was killed is still locked.
+        _git("worktree", "remove", "--force", "--force", str(source), at=source)
     shutil.rmtree(place, ignore_errors=True)
 
 
@@ -134,9 +148,12 @@ def _worktree(reference: Reference, place: Path) -> Path:
     return place
 
 
-def _git(*arguments: str) -> subprocess.CompletedProcess[str] | None:
-    """What git in this checkout answers; None where there is none."""
+def _git(*arguments: str, at: Path | None = None) -> subprocess.CompletedProcess[str] | None:
+    """What git answers, in this checkout unless told where; None where there is none."""
+    command = ["git", "-C", str(at or ROOT), *arguments]
     try:
-        return subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=120, env=git_finds_by_place(), check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None

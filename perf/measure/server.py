@@ -5,7 +5,6 @@ touches CUDA, so that its children start clean. It speaks JSON lines: requests o
 their own events to the same pipe). When its stdin closes, or a run ends, no process that came from it stays alive.
 """
 
-import ctypes
 import faulthandler
 import gc
 import importlib
@@ -27,6 +26,7 @@ import msgspec
 import psutil
 
 from perf.facts.provenance import imported
+from perf.measure.process_tree import adopt_orphans, end_with_parent
 
 PRELOAD = (
     "torch",
@@ -38,8 +38,6 @@ PRELOAD = (
     "perf.measure.worker",
 )
 POLL_S = 0.02
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +69,7 @@ def main() -> None:
     server = Server(event_fd, scratch)
     try:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        adopt_orphans()
         server.preload()
         server.serve()
     finally:
@@ -223,9 +221,7 @@ def _settle(context: RankContext, variables: dict[str, str]) -> None:
     """Own session, own output file, dies with the server, answers SIGUSR1 with its stack."""
     parent = os.getppid()
     os.setsid()
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+    end_with_parent(parent, signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     log = os.open(context.folder / f"log-{context.rank}.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -252,12 +248,6 @@ def _reap_adopted() -> None:
             pass
     except ChildProcessError:
         pass
-
-
-def _prctl(option: int, value: int) -> None:
-    """Linux only; elsewhere ranks still end with the run, but not with a server that was killed by SIGKILL."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 if __name__ == "__main__":

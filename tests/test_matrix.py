@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from msgspec.structs import replace
 
 from perf.facts import matrix
 from perf.facts.cell import Cell
@@ -13,7 +14,7 @@ from perf.facts.gpus import Gpu
 from perf.facts.hardware import Node
 from perf.measure.connection import ROOT, python_path
 from strategies.rules import refusal
-from strategies.spec import ZERO_BUBBLE, LinkProfile, Mode, StrategyName
+from strategies.spec import ZERO_BUBBLE, LinkProfile, Mode, Options, StrategyName
 from tests.factory import cell
 
 WHOLE = {"strategy": '"ddp"', "size": '"tiny"', "mode": '"eager"', "world_size": "2", "link": '"gloo"'}
@@ -171,6 +172,57 @@ def test_bad_file_is_refused_with_its_path_the_place_and_what_is_known(load, cas
     with pytest.raises(ValueError, match=re.escape("mine.toml: ")) as caught:
         load(text)
     assert [part for part in parts if part not in str(caught.value)] == []
+
+
+VARIABLE = "a variable has a name without =, and no zero byte"
+NONSENSE = {
+    **{
+        f"{name} {number}": ({name: number}, f"{name} {number}: must be at least 1")
+        for name in ("sequences", "sequence_length", "micro_batch")
+        for number in ("0", "-4", "9999999999999")
+    },
+    **{f"rate {rate}": ({"learning_rate": rate}, f"learning_rate {rate}: must be") for rate in ("nan", "inf", "-0.1")},
+    **{f"seed {seed}": ({"seed": seed}, f"seed {seed}: must be a whole") for seed in ("-1", "4294967296", "9" * 20)},
+    **{f"clip {norm}": ({"clip_norm": norm}, f"clip_norm {norm}: must") for norm in ("nan", "inf", "0.0", "-1.0")},
+    "variable =": ({"variables": '{"A=B" = "x"}', "label": '"v"'}, f"'A=B' = 'x': {VARIABLE}"),
+    "variable without a name": ({"variables": '{"" = "x"}', "label": '"v"'}, f"'' = 'x': {VARIABLE}"),
+    "zero byte in a name": ({"variables": r'{"A\u0000" = "x"}', "label": '"v"'}, VARIABLE),
+    "zero byte in a value": ({"variables": r'{A = "x\u0000"}', "label": '"v"'}, VARIABLE),
+    "variable twice": ({"variables": '[["A", "1"], ["A", "2"]]', "label": '"v"'}, "A is set 2 times; keep one"),
+    "long label": ({"label": f'"{"a" * 128}"'}, "its name has 151 characters and may have 150; shorten the label 'aaa"),
+    "number for a strategy": ({"strategy": "5"}, "strategy 5: a name in quotes"),
+    "table for a size": ({"size": "{}"}, "size {}: a name in quotes"),
+    "unknown loss": ({"loss": '"half"'}, "known loss: full, chunked"),
+}
+
+
+@pytest.mark.parametrize("case", NONSENSE)
+def test_value_that_nothing_could_run_with_is_refused_with_its_field_and_the_cure(load, case):
+    changes, says = NONSENSE[case]
+    with pytest.raises(ValueError, match=re.escape("mine.toml: cells 1: {'strategy': ")) as caught:
+        load(table(**changes))
+    assert says in str(caught.value)
+
+
+def test_values_at_the_edge_are_cells(load):
+    changes = {"learning_rate": "0", "seed": "4294967295", "sequence_length": "1", "label": f'"{"a" * 127}"'}
+    assert len(load(table(**changes))[0].id) == 150
+
+
+def test_cells_are_written_as_a_file_that_is_read_back_as_the_same(load):
+    odd = 'a " b \\ c \x7f \N{GRINNING FACE} \t'
+    cells = (
+        cell(),
+        replace(cell(), label="odd", variables=(("A", odd), ("B", ""))),
+        replace(cell(), label="clipped", options=Options(clip_norm=1e-5)),
+    )
+    assert load(matrix.as_toml(cells)) == cells
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "x/" * 3000])
+def test_path_that_no_file_can_have_is_refused(name):
+    with pytest.raises(ValueError, match="cannot be read: File name too long"):
+        matrix.cells_of(name)
 
 
 @pytest.mark.parametrize("name", ["smok", "missing.toml", "."])

@@ -5,8 +5,10 @@ The cells of a matrix are the same on every machine; a machine that cannot run o
 
 import itertools
 import json
+import math
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,15 @@ from perf.facts.cell import Cell
 from perf.facts.hardware import Node
 from strategies.layout import default_workload
 from strategies.rules import refusal
-from strategies.spec import AXES, LinkProfile, Mode, Options, StrategyName, Workload
+from strategies.spec import AXES, ComputeDtype, LinkProfile, LossKind, Mode, Options, StrategyName, Workload
 
 NAMED = ("auto", "smoke", "node")
 SHIPPED = Path(__file__).parent.parent / "matrices"
 """Matrix files that come with the suite."""
+MAX_NAME = 150
+"""Characters of a cell's name: it becomes part of a file's name, for which a file system has 255."""
+MAX_COUNT, MAX_SEED = 2**31 - 1, 2**32 - 1
+"""A tensor's dimension; a seed, which is multiplied before torch's generator takes it."""
 
 
 def cells_of(matrix: str) -> tuple[Cell, ...]:
@@ -87,11 +93,17 @@ def from_file(path: Path) -> tuple[Cell, ...]:
     activation_checkpointing = true  # of the options,
     degrees = [2, 2]                 # and degrees, variables and label of a cell
     """
-    if not path.is_file():
-        raise ValueError(f"no matrix {str(path)!r}; known: {', '.join(NAMED)}, or the path of a TOML file")
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        if not path.is_file():
+            raise ValueError(f"no matrix {str(path)!r}; known: {', '.join(NAMED)}, or the path of a TOML file")
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"the matrix {str(path)!r} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: {error}") from None
+    try:
+        document = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from None
     tables = document.pop("cells", None)
     if document or not isinstance(tables, list) or not tables:
@@ -117,12 +129,23 @@ def _table(cell: Cell) -> str:
     said |= {name: value for name, value in whole["workload"].items() if value != msgspec.to_builtins(default)[name]}
     said |= {name: value for name, value in whole["options"].items() if value != msgspec.to_builtins(Options())[name]}
     said |= {name: whole[name] for name in _OWN if whole[name]}
-    # What JSON writes of strings, numbers, truth values and lists is TOML too.
-    return "\n".join(["[[cells]]", *(f"{name} = {json.dumps(value)}" for name, value in said.items()), ""])
+    return "\n".join(["[[cells]]", *(f"{name} = {_value(value)}" for name, value in said.items()), ""])
+
+
+def _value(value: object) -> str:
+    """What JSON writes of strings, numbers, truth values and lists is TOML too, all but surrogates and DEL."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 _AXES = ("strategy", "size", "mode", "world_size", "link")
 _OWN = ("degrees", "variables", "label")
+_KINDS: dict[str, type[StrEnum]] = {
+    "mode": Mode,
+    "link": LinkProfile,
+    "compute_dtype": ComputeDtype,
+    "optimizer_state": ComputeDtype,
+    "loss": LossKind,
+}
 
 
 def _from_table(table: Any, source: str) -> list[Cell]:
@@ -148,18 +171,48 @@ def _from_table(table: Any, source: str) -> list[Cell]:
         try:
             if type(ranks := named["world_size"]) is not int:
                 raise ValueError(f"world_size {ranks!r}: a whole number of ranks, such as 2")
+            if odd := [name for name in _AXES if name != "world_size" and not isinstance(named[name], str)]:
+                raise ValueError(f"{odd[0]} {named[odd[0]]!r}: a name in quotes")
             default = default_workload(named["size"], named["strategy"], ranks)
             workload = msgspec.to_builtins(default) | changes
-            cells.append(msgspec.convert(named | own | {"workload": workload, "options": options}, Cell))
-        except (msgspec.ValidationError, ValueError, TypeError) as error:
-            raise ValueError(f"{source}: {named}: {error}{_known(named)}") from None
+            cell = msgspec.convert(named | own | {"workload": workload, "options": options}, Cell)
+        except ValueError as error:
+            raise ValueError(f"{source}: {named}: {error}{_known(table | named)}") from None
+        if reason := next(_nonsense(cell), None):
+            raise ValueError(f"{source}: {named}: {reason}")
+        cells.append(cell)
     return cells
 
 
-def _known(named: dict[str, Any]) -> str:
+def _nonsense(cell: Cell) -> Iterator[str]:
+    """Values that no strategy could run with, each with the cure; what cannot be cut is refused later."""
+    workload, norm = cell.workload, cell.options.clip_norm
+    for name in ("sequences", "sequence_length", "micro_batch"):
+        if not 1 <= (count := getattr(workload, name)) <= MAX_COUNT:
+            yield f"{name} {count}: must be at least 1 and at most {MAX_COUNT}"
+    if not 0 <= workload.learning_rate < math.inf:
+        yield f"learning_rate {workload.learning_rate}: must be a finite number, 0 or more, such as 1e-4"
+    if not 0 <= workload.seed <= MAX_SEED:
+        yield f"seed {workload.seed}: must be a whole number from 0 to {MAX_SEED}"
+    if norm is not None and not 0 < norm < math.inf:
+        yield f"clip_norm {norm}: must be a finite number above 0, such as 1.0; leave it out to clip nothing"
+    names = [name for name, _ in cell.variables]
+    for name, value in cell.variables:
+        if not name or "=" in name or "\0" in name + value:
+            yield f"variables: {name!r} = {value!r}: a variable has a name without =, and no zero byte"
+        if names.count(name) > 1:
+            yield f"variables: {name} is set {names.count(name)} times; keep one"
+    if len(cell.id) > MAX_NAME:
+        yield f"its name has {len(cell.id)} characters and may have {MAX_NAME}; shorten the label {cell.label!r}"
+
+
+def _known(said: dict[str, Any]) -> str:
     """The known names where one is unknown."""
-    kinds = {"mode": Mode, "link": LinkProfile}
-    texts = [f"; known {field}: {', '.join(kind)}" for field, kind in kinds.items() if named[field] not in tuple(kind)]
+    texts = [
+        f"; known {field}: {', '.join(kind)}"
+        for field, kind in _KINDS.items()
+        if field in said and said[field] not in tuple(kind)
+    ]
     return "".join(texts)
 
 

@@ -97,6 +97,14 @@ def test_override_holds_for_its_cells_and_is_shown_with_its_reason(tmp_path):
         ("floor = 0.04", "suspicious_share = 3.0", "suspicious_share 3.0: a share of the tolerance"),
         ("floor = 0.04", "suspicious_share = 0.0", "suspicious_share 0.0: a share of the tolerance"),
         ("floor = 0.04", 'floor = "4 %"', "Expected `float`"),
+        ("floor = 0.04", "floor = 0.09", "floor 0.09 <= cap 0.08"),
+        ("floor = 0.04", "cap = 0.03", "override 1 with the preset lenient: .* floor 0.04 <= cap 0.03"),
+        ("floor = 0.04", "prior_df = 0", "prior_df 0.0: one run alone has no noise"),
+        ("pairs = 8", f"pairs = 1{'0' * 400}", "override 1.*numbers of the rule: floor"),
+        ("floor = 0.04", f"floor = 1{'0' * 400}", "override 1.*numbers of the rule: floor"),
+        ("pairs = 8", f"pairs = 1{'0' * 5000}", "overrides.toml: Exceeds the limit"),
+        ("floor = 0.04\n", "floor = " + "[" * 2000 + "]" * 2000 + "\n", "overrides.toml: "),
+        ('"ddp-*-eager-*"', "5", "Expected `str`, got `int`"),
         ("[[override]]", "[override]", r"holds \[\[override\]\] tables"),
         ("[[override]]", "[[override", "overrides.toml"),
     ],
@@ -105,3 +113,17 @@ def test_override_that_cannot_be_meant_is_refused_with_its_place(tmp_path, old, 
     assert OVERRIDE.count(old) == 1
     with pytest.raises(ValueError, match=says):
         overrides(write_text(tmp_path / "overrides.toml", OVERRIDE.replace(old, new)))
+
+
+@pytest.mark.parametrize("text", ["override = [1]", "override = [[]]", 'override = ["x"]', "override = [1.5, {}]"])
+def test_override_that_is_no_table_is_refused_with_its_place(tmp_path, text):
+    with pytest.raises(ValueError, match=r"overrides\.toml: override 1: .* is not an \[\[override\]\] table"):
+        overrides(write_text(tmp_path / "overrides.toml", text))
+
+
+def test_overrides_of_one_cell_that_contradict_each_other_are_named_with_it(tmp_path):
+    text = OVERRIDE + '[[override]]\ncells = "*-tiny-*"\nfloor = 0.02\ncap = 0.03\nreason = "a"\n'
+    text += '[[override]]\ncells = "ddp-*"\nfloor = 0.05\nreason = "b"\n'
+    chosen = overrides(write_text(tmp_path / "overrides.toml", text))
+    with pytest.raises(ValueError, match=rf"{CELL}: its overrides .* floor 0.05 <= cap 0.03 .*: a; .*: b"):
+        rule_for(CELL, "default", None, chosen, QUIET_SD)

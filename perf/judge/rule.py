@@ -76,6 +76,8 @@ class Rule(Value, frozen=True, kw_only=True):
             )
         if negative := [name for name in self.__struct_fields__ if getattr(self, name) < 0]:
             raise ValueError(f"a tolerance cannot be negative: {negative[0]} {getattr(self, negative[0])}")
+        if not self.prior_df > 0:
+            raise ValueError(f"prior_df {self.prior_df}: one run alone has no noise, so the prior must count: above 0")
         if few := [name for name in ("pairs", "noisy_pairs", "most_looks") if getattr(self, name) < 1]:
             raise ValueError(f"no tolerance can be met by {few[0]} {getattr(self, few[0])}; at least 1")
 
@@ -119,7 +121,7 @@ def overrides(path: Path) -> tuple[Override, ...]:
         return ()
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from None
     tables = document.pop("override", None)
     if document or not isinstance(tables, list):
@@ -128,17 +130,25 @@ def overrides(path: Path) -> tuple[Override, ...]:
 
 
 def _override(table: Any, source: str) -> Override:
+    if not isinstance(table, dict):
+        raise ValueError(f"{source}: {table!r} is not an [[override]] table")
     changes = {name: value for name, value in table.items() if name not in ("cells", "reason")}
     if not str(table.get("reason", "")).strip():
         raise ValueError(f"{source}: needs a reason, which every verdict that it touches will show")
     if not table.get("cells") or not changes:
         raise ValueError(f"{source}: needs cells, a pattern of their names, and at least one number of the rule")
+    known = ", ".join(Rule.__struct_fields__)
     try:
-        msgspec.convert(msgspec.to_builtins(Rule()) | changes, Rule)
+        for preset, of_preset in PRESETS.items():
+            where = f" with the preset {preset}" * bool(of_preset)
+            _rule(of_preset | changes)
         return msgspec.convert({**{key: table[key] for key in ("cells", "reason")}, "changes": changes}, Override)
-    except (msgspec.ValidationError, ValueError) as error:
-        known = ", ".join(Rule.__struct_fields__)
-        raise ValueError(f"{source}: {error}; numbers of the rule: {known}") from None
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{source}{where}: {error}; numbers of the rule: {known}") from None
+
+
+def _rule(changes: dict[str, int | float]) -> Rule:
+    return msgspec.convert(msgspec.to_builtins(Rule()) | changes, Rule)
 
 
 def rule_for(
@@ -148,6 +158,9 @@ def rule_for(
 
     The sensitive preset needs a baseline that carries it: enough runs, from starts on different nights, and so little
     noise that the tolerance of one look is the preset's floor. Where it does not, the default decides, and says why.
+
+    Raises:
+        ValueError: the overrides that hold for this cell contradict each other.
     """
     notes = []
     if preset == "sensitive" and baseline is not None and (lacks := _too_coarse(baseline, prior_sd)):
@@ -159,7 +172,11 @@ def rule_for(
             numbers |= override.changes
             said = ", ".join(f"{name} {value:g}" for name, value in override.changes.items())
             notes.append(f"override {said}: {override.reason}")
-    return msgspec.convert(msgspec.to_builtins(Rule()) | numbers, Rule), tuple(notes)
+    try:
+        return _rule(numbers), tuple(notes)
+    except ValueError as error:
+        said = "; ".join(notes)
+        raise ValueError(f"{cell_id}: its overrides together cannot be met: {error} ({said})") from None
 
 
 def _too_coarse(baseline: Baseline, prior_sd: float) -> str | None:

@@ -1,5 +1,6 @@
 """A test run's time budget: which cells still fit, by what they took before."""
 
+import math
 import re
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ def seconds(text: str) -> float:
     match = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?", text.strip())
     parts = [float(part or 0) for part in match.groups()] if match else [0.0]
     total_s = sum(part * unit for part, unit in zip(parts, (3600, 60, 1), strict=True)) if match else 0.0
-    if not total_s > 0:
+    if not 0 < total_s < math.inf:
         raise ValueError(f"time budget {text!r}: write 2h, 90m, 1h30m or 45s")
     return total_s
 

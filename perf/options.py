@@ -1,5 +1,6 @@
 """The `--perf-...` options of pytest: declared, and read into settings."""
 
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -8,10 +9,10 @@ import pytest
 
 from perf.budget import seconds
 from perf.facts.cell import SamplingPlan
-from perf.facts.fault import Fault
-from perf.facts.matrix import NAMED
+from perf.facts.fault import Fault, FaultKind
+from perf.facts.matrix import NAMED, cells_of
 from perf.facts.outcome import FAILURES, MEASURED, VERDICTS, Outcome
-from perf.judge.rule import OVERRIDES, PRESETS, RUNS_A_LOOK, Rule, overrides
+from perf.judge.rule import OVERRIDES, PRESETS, RUNS_A_LOOK, Override, Rule, check_together, overrides
 from perf.judge.selftest import SLOWDOWNS
 from perf.measure.connection import ROOT
 from perf.measure.reference import Reference, parse
@@ -23,6 +24,8 @@ ALLOWABLE = {
     if outcome not in FAILURES | VERDICTS | {Outcome.UNSUPPORTED}
 }
 """Outcomes without a verdict, as `--perf-allow` spells them."""
+LONGEST_S = 365 * 24 * 3600
+"""Of one run; what waits for it takes no infinity."""
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -109,18 +112,19 @@ def _add_comparisons(add: Callable[..., None]) -> None:
 
 def settings(config: pytest.Config) -> Settings:
     """The options as settings. Raises ValueError with the option's name and the cure."""
+    try:
+        return _settings(config)
+    except OSError as error:  # of a path that cannot even be asked for, such as one with too long a name
+        raise ValueError(f"{error.filename}: {error.strerror}") from None
+
+
+def _settings(config: pytest.Config) -> Settings:
     option = config.getoption
+    _check_numbers(config)
     checkpoint: Path | None = option("perf_checkpoint")
     if checkpoint is not None and not any(checkpoint.glob("*.safetensors")):
         raise ValueError(f"--perf-checkpoint {checkpoint}: no folder with *.safetensors of a Hugging Face model")
-    timeout_s: float = option("perf_timeout")
-    if not timeout_s > 0:
-        raise ValueError(f"--perf-timeout {timeout_s:g}: must be more than 0 seconds")
     soak, pairs, budget = option("perf_soak"), option("perf_pairs"), option("perf_time_budget")
-    if soak is not None and soak < 1:
-        raise ValueError(f"--perf-soak {soak}: must be at least 1 timed step")
-    if pairs is not None and pairs < 1:
-        raise ValueError(f"--perf-pairs {pairs}: must be at least 1")
     preset: str = option("perf_preset")
     if preset not in PRESETS:
         raise ValueError(f"--perf-preset {preset}: unknown; known: {', '.join(PRESETS)}")
@@ -144,17 +148,17 @@ def settings(config: pytest.Config) -> Settings:
         matrix=option("perf_matrix"),
         plan=SamplingPlan(
             warmup_steps=option("perf_warmup"),
-            timed_steps=soak or option("perf_steps"),
+            timed_steps=_timed_steps(config)[1],
             runs=1 if soak and not side_by_side else runs,
             checkpoint=str(checkpoint.resolve()) if checkpoint else None,
         ),
         baselines=option("perf_baselines"),
         state=option("perf_state"),
-        deadline_s=timeout_s,
+        deadline_s=option("perf_timeout"),
         preset=preset,
         evidence=_evidence(config),
         in_order=option("perf_in_order"),
-        overrides=overrides(option("perf_baselines") / OVERRIDES),
+        overrides=_overrides(config),
         reference=reference,
         candidate=_candidate(config),
         variables=variables,
@@ -162,9 +166,47 @@ def settings(config: pytest.Config) -> Settings:
         pairs=pairs,
         time_budget_s=None if budget is None else seconds(budget),
         keep_provisional=option("perf_provisional"),
-        fault=Fault.parse(option("perf_plant")) if option("perf_plant") else None,
+        fault=_fault(config),
         commit=option("perf_commit"),
     )
+
+
+def _check_numbers(config: pytest.Config) -> None:
+    """Raises ValueError for a number that says nothing, whatever the other options say."""
+    counted = {"runs": "run", "steps": "timed step", "warmup": "warm-up step", "soak": "timed step", "pairs": "pair"}
+    for name, what in counted.items():
+        number = config.getoption(f"perf_{name}")
+        if number is not None and number < 1:
+            raise ValueError(f"--perf-{name} {number}: must be at least 1 {what}")
+    timeout_s: float = config.getoption("perf_timeout")
+    if not 0 < timeout_s <= LONGEST_S:
+        raise ValueError(f"--perf-timeout {timeout_s:g}: must be more than 0 seconds, at most {LONGEST_S}, a year")
+
+
+def _timed_steps(config: pytest.Config) -> tuple[str, int]:
+    """Of each run, and the option that says how many."""
+    soak = config.getoption("perf_soak")
+    return ("--perf-steps", config.getoption("perf_steps")) if soak is None else ("--perf-soak", soak)
+
+
+def _overrides(config: pytest.Config) -> tuple[Override, ...]:
+    """Those among the baselines. Raises ValueError where those of one cell contradict each other."""
+    option = config.getoption
+    path: Path = option("perf_baselines") / OVERRIDES
+    if chosen := overrides(path):
+        check_together(chosen, [cell.id for cell in cells_of(option("perf_matrix"))], option("perf_preset"), str(path))
+    return chosen
+
+
+def _fault(config: pytest.Config) -> Fault | None:
+    """The one to plant in every run. Raises ValueError for one that would change nothing."""
+    text, (name, num_steps) = config.getoption("perf_plant"), _timed_steps(config)
+    if text is None:
+        return None
+    fault = Fault.parse(text)
+    if fault.kind is FaultKind.TRUNCATED and fault.amount >= num_steps:
+        raise ValueError(f"--perf-plant {text}: leaves every timed step of {name} {num_steps}; name fewer")
+    return fault
 
 
 def _not_a_folder(path: Path) -> str | None:
@@ -190,16 +232,17 @@ def selftest(config: pytest.Config) -> tuple[tuple[float, ...], int]:
         slowdowns = tuple(float(part) for part in text.split(","))
     except ValueError:
         slowdowns = ()
-    if not slowdowns or min(slowdowns) <= 0:
+    if not slowdowns or not all(0 < slowdown < math.inf for slowdown in slowdowns):
         raise ValueError(f"--perf-selftest-slowdowns {text}: write fractions above 0, such as 0.01,0.03")
     if num_runs < RUNS_A_LOOK:
         raise ValueError(f"--perf-selftest-runs {num_runs}: must be at least {RUNS_A_LOOK}")
     asked = config.getoption("perf_selftest")
-    if asked and config.getoption("perf_plant"):
+    if asked and config.getoption("perf_plant") is not None:
         raise ValueError("--perf-plant: a self-test plants its own faults, and needs runs without any; leave it away")
-    if asked and (num_steps := config.getoption("perf_steps")) < 2:
+    name, num_steps = _timed_steps(config)
+    if asked and num_steps < 2:
         raise ValueError(
-            f"--perf-steps {num_steps}: a self-test needs at least 2 timed steps, to tell their noise from that of runs"
+            f"{name} {num_steps}: a self-test needs at least 2 timed steps, to tell their noise from that of runs"
         )
     return tuple(sorted(slowdowns)), num_runs
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from perf.facts import fault as room
-from perf.facts.fault import NEED_AMOUNT, Fault, FaultKind, Planted
+from perf.facts.fault import NEED_AMOUNT, WHOLE_AMOUNT, Fault, FaultKind, Planted
 
 STEP_S = 0.5
 PLANNED = 10
 AMOUNT = 3.0
+NO_AMOUNT = sorted(set(FaultKind) - NEED_AMOUNT - set(WHOLE_AMOUNT))
 
 HARM = {
     FaultKind.SLOW_STEP: ["record: 1.5 s a step"],
@@ -112,8 +113,12 @@ def test_no_fault_no_harm(monkeypatch):
 
 @pytest.mark.parametrize("kind", FaultKind)
 def test_fault_is_read_with_and_without_amount_and_rank(kind):
-    assert Fault.parse(f"{kind}=0.05") == Fault(kind=kind, amount=0.05)
-    assert Fault.parse(f"{kind}=2e-1@12") == Fault(kind=kind, amount=0.2, rank=12)
+    if kind in NEED_AMOUNT:
+        assert Fault.parse(f"{kind}=0.05") == Fault(kind=kind, amount=0.05)
+        assert Fault.parse(f"{kind}=2e-1@12") == Fault(kind=kind, amount=0.2, rank=12)
+    if kind in WHOLE_AMOUNT:
+        assert Fault.parse(f"{kind}=5") == Fault(kind=kind, amount=5.0)
+        assert Fault.parse(f"{kind}=2e1@12") == Fault(kind=kind, amount=20.0, rank=12)
     if kind not in NEED_AMOUNT:
         assert Fault.parse(kind.value) == Fault(kind=kind, amount=0.0, rank=None)
         assert Fault.parse(f"{kind}@1") == Fault(kind=kind, rank=1)
@@ -124,6 +129,23 @@ def test_fault_is_read_with_and_without_amount_and_rank(kind):
 )
 def test_fault_that_would_do_no_harm_or_make_no_sense_is_refused(text):
     with pytest.raises(ValueError, match=r"cannot plant .*; its amount must be a positive number, its rank at least 0"):
+        Fault.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        *((f"{kind}=1", f"{kind} takes no amount; a rank follows an @, as in {kind}@1") for kind in NO_AMOUNT),
+        ("hang=0", "hang takes no amount"),
+        ("truncated=0.5", "its amount 0.5 must be a whole number"),
+        ("exit=7.5@1", "its amount 7.5 must be a whole number"),
+        ("exit=256", "its amount 256 must be 0 to 255"),
+        ("delay=1e300", r"its amount 1e\+300 must be 0 to 1e\+09"),
+        ("gradient_scale=1", "gradients 1 times as large are as they were"),
+    ],
+)
+def test_amount_that_harms_nothing_or_not_as_it_says_is_refused(text, says):
+    with pytest.raises(ValueError, match=f"cannot plant '{text}'; {says}"):
         Fault.parse(text)
 
 

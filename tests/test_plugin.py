@@ -28,13 +28,26 @@ def test_collection_names_every_cell_and_writes_nothing(suite_runs):
     assert not (suite_runs.root / "results").exists()
 
 
+TIMEOUTS = ("0", "-1", "inf", "nan", "1e+300")
+
+
 @pytest.mark.parametrize(
     ("option", "says"),
     [
         ("--perf-matrix=nonsense", "no matrix 'nonsense'; known: auto, smoke, node"),
         ("--perf-allow=regressed", "--perf-allow regressed: not an outcome without a verdict; known: environment"),
         ("--perf-plant=nonsense", "cannot plant 'nonsense'"),
-        ("--perf-runs=0", "0 runs: a plan needs at least 1"),
+        ("--perf-plant=", "cannot plant ''"),
+        (
+            "--perf-plant=truncated=10",
+            "--perf-plant truncated=10: leaves every timed step of --perf-steps 10; name fewer",
+        ),
+        ("--perf-plant=truncated=9 --perf-soak=9", "leaves every timed step of --perf-soak 9"),
+        ("--perf-runs=0", "--perf-runs 0: must be at least 1 run"),
+        ("--perf-steps=0", "--perf-steps 0: must be at least 1 timed step"),
+        ("--perf-warmup=-1", "--perf-warmup -1: must be at least 1 warm-up step"),
+        ("--perf-seed=1.5", "argument --perf-seed: invalid int value: '1.5'"),
+        ("--perf-results=" + 300 * "a", "aaa: File name too long"),
         ("--perf-preset=strict", "--perf-preset strict: unknown; known: default, sensitive, lenient"),
         ("--perf-ab=no_such_ref", "--perf-ab no_such_ref: no Python interpreter"),
         (f"--perf-ab={ROOT}", "is this very build; nothing would be compared with nothing"),
@@ -52,7 +65,7 @@ def test_collection_names_every_cell_and_writes_nothing(suite_runs):
         ("--perf-ab-env=A=B --perf-runs=5", "its runs are pairs: --perf-pairs N"),
         ("--perf-soak=0", "--perf-soak 0: must be at least 1 timed step"),
         ("--perf-time-budget=soon", "time budget 'soon': write 2h"),
-        ("--perf-timeout=0", "must be more than 0 seconds"),
+        *((f"--perf-timeout={odd}", f"--perf-timeout {odd}: must be more than 0 seconds") for odd in TIMEOUTS),
         ("--perf-checkpoint=nowhere", "no folder with *.safetensors"),
         ("--perf-resume=nowhere", "nowhere is not a test run"),
     ],
@@ -62,6 +75,18 @@ def test_bad_option_is_one_usage_error_and_writes_nothing(suite_runs, option, sa
     assert outcomes.exit_code == pytest.ExitCode.USAGE_ERROR
     assert says in outcomes.text
     assert "Traceback" not in outcomes.text
+    assert outcomes.results is None
+
+
+def test_overrides_that_contradict_each_other_for_a_cell_are_one_usage_error(suite_runs):
+    text = "".join(
+        f'[[override]]\ncells = "{cells}"\n{number}\nreason = "a"\n'
+        for cells, number in (("ddp-*", "cap = 0.04"), ("*-w2-*", "floor = 0.05"))
+    )
+    (suite_runs.baselines / "overrides.toml").write_text(text)
+    outcomes = suite_runs.run(plan=())
+    assert outcomes.exit_code == pytest.ExitCode.USAGE_ERROR
+    assert f"overrides.toml: {DDP}: its overrides together cannot be met" in outcomes.text
     assert outcomes.results is None
 
 

@@ -45,6 +45,10 @@ class FaultKind(StrEnum):
 
 NEED_AMOUNT = frozenset({FaultKind.SLOW_STEP, FaultKind.DELAY, FaultKind.EXTRA_MEMORY, FaultKind.GRADIENT_SCALE})
 """Without an amount these would harm nothing, or everything."""
+WHOLE_AMOUNT = {FaultKind.TRUNCATED: (0, 10**9), FaultKind.EXIT: (0, 255)}
+"""Smallest and largest."""
+MAX_AMOUNT = 1e9
+"""No clock takes as many seconds, and no memory as many MiB."""
 
 
 class Fault(Value, frozen=True, kw_only=True):
@@ -71,7 +75,22 @@ class Fault(Value, frozen=True, kw_only=True):
             or (fault.rank or 0) < 0
         ):
             raise ValueError(f"cannot plant {text!r}; its amount must be a positive number, its rank at least 0")
+        if reason := fault._nonsense(has_amount=bool(equals)):
+            raise ValueError(f"cannot plant {text!r}; {reason}")
         return fault
+
+    def _nonsense(self, *, has_amount: bool) -> str | None:
+        """Why this amount harms nothing, or not as it says."""
+        least, most = WHOLE_AMOUNT.get(self.kind, (0, MAX_AMOUNT))
+        if has_amount and self.kind not in NEED_AMOUNT | WHOLE_AMOUNT.keys():
+            return f"{self.kind} takes no amount; a rank follows an @, as in {self.kind}@1"
+        if self.kind in WHOLE_AMOUNT and not self.amount.is_integer():
+            return f"its amount {self.amount:g} must be a whole number"
+        if self.amount > most:
+            return f"its amount {self.amount:g} must be {least} to {most:g}"
+        if self.kind is FaultKind.GRADIENT_SCALE and self.amount == 1:
+            return "gradients 1 times as large are as they were; name another amount"
+        return None
 
     @property
     def text(self) -> str:

@@ -1,6 +1,7 @@
 """The numbers of the decision: presets, and what overrides them for some cells, for a stated reason."""
 
 import fnmatch
+import itertools
 import math
 import tomllib
 from collections.abc import Sequence
@@ -177,6 +178,16 @@ def rule_for(
     except ValueError as error:
         said = "; ".join(notes)
         raise ValueError(f"{cell_id}: its overrides together cannot be met: {error} ({said})") from None
+
+
+def check_together(chosen: tuple[Override, ...], cell_ids: Sequence[str], preset: str, source: str) -> None:
+    """Raises ValueError where the overrides that hold for one of these cells contradict each other."""
+    # Also by the default preset, which judges a cell where the sensitive one cannot.
+    for cell_id, by in itertools.product(cell_ids, (preset, "default")):
+        try:
+            rule_for(cell_id, by, None, chosen, Rule().prior_sd)
+        except ValueError as error:
+            raise ValueError(f"{source}: {error}") from None
 
 
 def _too_coarse(baseline: Baseline, prior_sd: float) -> str | None:

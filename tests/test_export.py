@@ -93,6 +93,15 @@ def test_a_folder_that_is_no_test_run_is_refused(tmp_path, capsys):
     assert "is not a test run" in refusal(capsys, tmp_path, "bencher")
 
 
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_several_folders_of_which_none_is_a_test_run_are_refused(name, tmp_path, capsys):
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+    said = refusal(capsys, tmp_path / "one", tmp_path / "two", name, "-o", tmp_path / "out")
+    assert said == "error: none of the 2 folders is a test run; name some of those in results/"
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("name", sorted(set(FORMATS) - {"markdown"}))
 def test_nothing_to_show_is_an_error_and_writes_nothing(name, tmp_path, capsys):
     results = Results(tmp_path / "empty")

@@ -42,6 +42,17 @@ def test_runs_are_read_back_in_their_order(results):
     assert results.runs(CELLS[0].id) == []
 
 
+@pytest.mark.parametrize("place", ["runs", "reference", "selftest"])
+@pytest.mark.parametrize("name", ["0 copy.json", "._0.json", "-1.json", "notes.json", "\u0663.json"])
+def test_stray_file_among_the_runs_is_named_with_the_cure(results, place, name):
+    path = results.folder / place / cell().id / name
+    path.parent.mkdir(parents=True)
+    path.write_text("{}")
+    read = {"runs": results.runs, "reference": results.reference_runs, "selftest": results.samples}[place]
+    with pytest.raises(ValueError, match=re.escape(f"{path}: is no run") + ".*; move it elsewhere"):
+        read(cell().id)
+
+
 def test_raw_steps_and_a_planted_fault_are_kept(results):
     fault = Fault.parse("slow_step=0.05@1")
     run = msgspec.structs.replace(run_record(step_times_s=(0.1, 1 / 3, 1e-7)), fault=fault, teardown_hang=True)

@@ -47,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         folders = [folder for folder in options.runs if len(options.runs) == 1 or _is_test_run(folder)]
+        if not folders:
+            raise ValueError(f"none of the {len(options.runs)} folders is a test run; name some of those in results/")
         test_runs = [read_test_run(Results.open(folder)) for folder in folders]
         for folder, test_run in zip(folders, test_runs, strict=True):
             _tell_left_out(folder, test_run, options.format)

@@ -175,8 +175,12 @@ class Results:
         return None if path is None else jsonfile.read(path, RunRecord)
 
     def _read_runs(self, folder: Path) -> list[RunRecord]:
-        paths = sorted(folder.glob("*.json"), key=lambda path: int(path.stem))
-        return [jsonfile.read(path, RunRecord) for path in paths]
+        paths = {path.stem: path for path in folder.glob("*.json")}
+        if stray := sorted(stem for stem in paths if not (stem.isdecimal() and stem.isascii())):
+            raise ValueError(
+                f"{paths[stray[0]]}: is no run, whose file is named by its number alone; move it elsewhere"
+            )
+        return [jsonfile.read(paths[stem], RunRecord) for stem in sorted(paths, key=int)]
 
     def write_sample(self, run: RunRecord) -> None:
         """A run of the self-test, with a fault planted or not."""

@@ -24,6 +24,8 @@ ALLOWABLE = {
     if outcome not in FAILURES | VERDICTS | {Outcome.UNSUPPORTED}
 }
 """Outcomes without a verdict, as `--perf-allow` spells them."""
+MAX_COUNT = 10**6
+"""Of steps, whose batches are made before the first one, and of runs."""
 LONGEST_S = 365 * 24 * 3600
 """Of one run; what waits for it takes no infinity."""
 
@@ -136,6 +138,8 @@ def _settings(config: pytest.Config) -> Settings:
         raise ValueError("--perf-soak makes one long run of each cell; leave --perf-runs away")
     if option("perf_selftest") and reference is not None:
         raise ValueError("--perf-selftest measures one build; leave --perf-ab, --perf-ab-env and --perf-reference away")
+    if (resumed := option("perf_resume")) is not None and not resumed.is_dir():
+        raise ValueError(f"--perf-resume {resumed} is not a test run: it is no folder; pass one below results/")
     if not option("perf_baselines").is_dir():
         raise ValueError(f"--perf-baselines {option('perf_baselines')}: no such folder")
     for name, folder in (("--perf-results", option("perf_results")), ("--perf-state", option("perf_state"))):
@@ -176,8 +180,8 @@ def _check_numbers(config: pytest.Config) -> None:
     counted = {"runs": "run", "steps": "timed step", "warmup": "warm-up step", "soak": "timed step", "pairs": "pair"}
     for name, what in counted.items():
         number = config.getoption(f"perf_{name}")
-        if number is not None and number < 1:
-            raise ValueError(f"--perf-{name} {number}: must be at least 1 {what}")
+        if number is not None and not 1 <= number <= MAX_COUNT:
+            raise ValueError(f"--perf-{name} {number}: must be at least 1 {what} and at most {MAX_COUNT}")
     timeout_s: float = config.getoption("perf_timeout")
     if not 0 < timeout_s <= LONGEST_S:
         raise ValueError(f"--perf-timeout {timeout_s:g}: must be more than 0 seconds, at most {LONGEST_S}, a year")
@@ -253,11 +257,11 @@ def _reference(config: pytest.Config) -> tuple[Reference | None, tuple[tuple[str
     side, stages = option("perf_ab"), option("perf_reference")
     if side is not None and stages is not None:
         raise ValueError("--perf-ab compares every cell, --perf-reference only suspicious ones; give one of them")
-    variables = []
+    variables: list[tuple[str, str]] = []
     for text in option("perf_ab_env"):
         name, equals, value = text.partition("=")
-        if not name or not equals:
-            raise ValueError(f"--perf-ab-env {text}: write NAME=VALUE")
+        if not name or not equals or name in dict(variables):
+            raise ValueError(f"--perf-ab-env {text}: write NAME=VALUE, each name once")
         variables.append((name, value))
     if variables and stages is not None:
         raise ValueError("--perf-ab-env goes with --perf-ab, or alone; --perf-reference compares only suspicious cells")

@@ -110,6 +110,8 @@ def test_good_commit_is_checked_out_of_a_folder_of_the_repository_too_and_gone_a
         (("single-tiny-eager-w2-gloo", "--threshold", "3%"), f"did you mean {SINGLE}"),
         ((SINGLE, "--threshold", "3%", "--matrix", "none"), "no matrix 'none'"),
         ((SINGLE, "--threshold", "3%", "--tree", "/nowhere"), "/nowhere: no such folder"),
+        ((SINGLE, "--threshold", "3%", "--tree", 300 * "a"), "File name too long"),
+        ((SINGLE, "--threshold", "3%", "--matrix", 300 * "a"), "File name too long"),
     ],
 )
 def test_mistake_of_usage_ends_the_bisection_and_is_one_line(arguments, says):

@@ -53,6 +53,7 @@ def test_variable_alone_is_compared_with_its_absence():
         ("-- --perf-steps 20", "nothing to compare: name A"),
         ("no_such_build", "no_such_build: no Python interpreter"),
         ("HEAD no_such_build", "no_such_build: no Python interpreter"),
+        (300 * "a", "aaa: File name too long"),
         ("HEAD --pairs 0", "--pairs 0: must be at least 1"),
         ("HEAD --pairs many", "invalid int value: 'many'; --help shows all options"),
         ("HEAD --preset none", "--preset none: unknown; known: default"),

@@ -36,12 +36,12 @@ def test_nights_apart_hide_a_slowdown_and_the_sensitive_preset_finds_a_small_one
     assert float(sensitive[1]) == float(steady[2]) == 0 < 80 < float(sensitive[2]), "1 % slower"
 
 
-@pytest.mark.parametrize("trials", ["0", "-4"])
-def test_no_night_is_refused(trials, capsys):
+@pytest.mark.parametrize("trials", ["0", "-4", "100001"])
+def test_number_of_nights_that_no_table_can_have_is_refused(trials, capsys):
     with pytest.raises(SystemExit) as ended:
         main([f"--trials={trials}"])
     assert ended.value.code == 2
-    assert f"--trials {trials}: at least one night a point" in capsys.readouterr().err
+    assert f"--trials {trials}: at least one night a point, at most 100000" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -279,9 +279,10 @@ def test_a_line_has_the_band_of_its_own_baseline_and_recipe_for_as_many_runs_as_
     assert band_of(series([0.1], of=COMPILED)) is None
 
 
-def test_a_folder_that_cannot_be_written_is_2(results, tmp_path):
+def test_a_folder_that_cannot_be_read_or_written_is_2(results, tmp_path):
     (tmp_path / "file").write_text("")
-    done = tool("--results", results, "-o", tmp_path / "file")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
+    for arguments in (("--results", results, "-o", tmp_path / "file"), ("--results", 300 * "a")):
+        done = tool(*arguments)
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: ")
+        assert done.stderr.count("\n") == 1

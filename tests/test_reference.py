@@ -108,6 +108,8 @@ def test_variables_alone_are_compared_with_their_absence():
     [
         ("no_such_ref", "no Python interpreter, no folder with strategies/, and git knows no commit 'no_such_ref'"),
         ("empty", "holds strategies/, or bin/python"),
+        ("", "an empty name; give a git ref"),
+        ("a" * 300, "File name too long"),
         ("--upload-pack=x", "git knows no commit"),
     ],
 )

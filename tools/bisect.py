@@ -47,7 +47,7 @@ def _answer(arguments: Sequence[str]) -> int:
                 **({} if into is None else {"into": str(into.absolute())}),
             )
         )
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return MISUSED
     print(answer.text, flush=True)

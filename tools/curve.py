@@ -15,6 +15,8 @@ from perf.judge.rule import PRESETS, Rule
 from perf.judge.simulation import NUM_STEPS, PROFILES, Noise, rates
 
 SLOWDOWNS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.10)
+MAX_TRIALS = 10**5
+"""All nights of a point are in memory at once, some 10 kB each."""
 ROWS = (
     ("quiet", True, "quiet, between runs 0.3 %, step 0.5 %"),
     ("typical", True, "typical, 0.7 %, 1 %"),
@@ -29,8 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
-        if options.trials < 1:
-            raise ValueError(f"--trials {options.trials}: at least one night a point")
+        if not 1 <= options.trials <= MAX_TRIALS:
+            raise ValueError(f"--trials {options.trials}: at least one night a point, at most {MAX_TRIALS}")
         rows = [_own_row(text) for text in options.noise]
     except ValueError as error:
         parser.error(str(error))

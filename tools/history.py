@@ -26,11 +26,11 @@ NOTHING = 8
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 0, or 8 when there is nothing to draw, or 2 when a folder cannot be read or written."""
     options = _parser().parse_args(arguments)
-    if not options.results.is_dir():
-        print(f"{options.results} is no folder: no test run was kept there; `make perf` makes one", file=sys.stderr)
-        return NOTHING
     metrics = [NAMES[name] for name in options.metric] if options.metric else None
     try:
+        if not options.results.is_dir():
+            print(f"{options.results} is no folder: no test run was kept there; `make perf` makes one", file=sys.stderr)
+            return NOTHING
         history = gather(options.results, wanted=lambda cell: _matches(cell.id, options.cells))
         shown = pages(history, metrics, bands(Store(options.baselines, LOCAL_BASELINES)), commits=options.commits)
         if shown:

@@ -62,7 +62,13 @@ CANDIDATE = Build(python=sys.executable, root=ROOT, source=ROOT)
 
 def parse(said: str) -> Reference:
     """What `said` names. Raises ValueError when it is no interpreter, folder with `strategies` or git ref."""
+    if not said:
+        raise ValueError("an empty name; give a git ref, a folder with strategies/, or a Python interpreter")
     path = Path(said)
+    try:
+        path.exists()
+    except OSError as error:
+        raise ValueError(f"{said}: {error.strerror}") from None
     if path.is_dir():
         if (path / "strategies").is_dir():
             return Reference(said=said, folder=str(path.resolve()))

@@ -1,6 +1,5 @@
 """The `--perf-...` options of pytest: declared, and read into settings."""
 
-import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +25,7 @@ ALLOWABLE = {
 """Outcomes without a verdict, as `--perf-allow` spells them."""
 MAX_COUNT = 10**6
 """Of steps, whose batches are made before the first one, and of runs."""
+MAX_SLOWDOWN = 100
 LONGEST_S = 365 * 24 * 3600
 """Of one run; what waits for it takes no infinity."""
 
@@ -179,8 +179,7 @@ def _check_numbers(config: pytest.Config) -> None:
     """Raises ValueError for a number that says nothing, whatever the other options say."""
     counted = {"runs": "run", "steps": "timed step", "warmup": "warm-up step", "soak": "timed step", "pairs": "pair"}
     for name, what in counted.items():
-        number = config.getoption(f"perf_{name}")
-        if number is not None and not 1 <= number <= MAX_COUNT:
+        if (number := config.getoption(f"perf_{name}")) is not None and not 1 <= number <= MAX_COUNT:
             raise ValueError(f"--perf-{name} {number}: must be at least 1 {what} and at most {MAX_COUNT}")
     timeout_s: float = config.getoption("perf_timeout")
     if not 0 < timeout_s <= LONGEST_S:
@@ -236,8 +235,10 @@ def selftest(config: pytest.Config) -> tuple[tuple[float, ...], int]:
         slowdowns = tuple(float(part) for part in text.split(","))
     except ValueError:
         slowdowns = ()
-    if not slowdowns or not all(0 < slowdown < math.inf for slowdown in slowdowns):
-        raise ValueError(f"--perf-selftest-slowdowns {text}: write fractions above 0, such as 0.01,0.03")
+    if not slowdowns or not all(0 < slowdown <= MAX_SLOWDOWN for slowdown in slowdowns):
+        raise ValueError(
+            f"--perf-selftest-slowdowns {text}: write fractions above 0, at most {MAX_SLOWDOWN}, such as 0.01,0.03"
+        )
     if num_runs < RUNS_A_LOOK:
         raise ValueError(f"--perf-selftest-runs {num_runs}: must be at least {RUNS_A_LOOK}")
     asked = config.getoption("perf_selftest")

@@ -161,7 +161,10 @@ def test_self_test_of_which_nothing_can_run_here_is_not_green(suite_runs, monkey
     [
         ("--perf-steps=1", "--perf-steps 1: a self-test needs at least 2 timed steps"),
         ("--perf-soak=1", "--perf-soak 1: a self-test needs at least 2 timed steps"),
-        *((f"--perf-selftest-slowdowns=0.01,{odd}", "write fractions above 0") for odd in ("nan", "inf", "-1")),
+        *(
+            (f"--perf-selftest-slowdowns=0.01,{odd}", "write fractions above 0")
+            for odd in ("nan", "inf", "-1", "1e300")
+        ),
         ("--perf-plant=slow_step=1", "a self-test plants its own faults"),
         ("--perf-selftest-slowdowns=fast", "write fractions above 0"),
         ("--perf-selftest-slowdowns=0.0", "write fractions above 0"),

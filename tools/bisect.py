@@ -15,7 +15,10 @@ GOOD, BAD, UNKNOWN, MISUSED, INTERRUPTED = 0, 1, 125, 129, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0: good; 1: bad; 125: cannot judge, git skips the commit; 129: a mistake of usage or a failure here."""
+    """Exit code 0: good; 1: bad; 125: cannot judge, git skips the commit; 129: a mistake of usage or a failure here.
+
+    130: Ctrl-C; 128 + its number: another signal, for which SystemExit is raised.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _answer(given)

@@ -21,6 +21,8 @@ CPU_PRIOR_SD = 0.04
 is NOISY rather than red."""
 RUNS_A_LOOK = 3
 """Fresh runs of one look, unless the user says otherwise."""
+MAX_SD = 10.0
+"""Between-run sd of a log step time: beyond it, an interval has no end that a float can hold."""
 SENSITIVE_RUNS, SENSITIVE_NIGHTS = 9, 2
 """What a baseline needs before the sensitive preset may use it."""
 
@@ -77,6 +79,8 @@ class Rule(Value, frozen=True, kw_only=True):
             )
         if negative := [name for name in self.__struct_fields__ if getattr(self, name) < 0]:
             raise ValueError(f"a tolerance cannot be negative: {negative[0]} {getattr(self, negative[0])}")
+        if self.prior_sd > MAX_SD:
+            raise ValueError(f"prior_sd {self.prior_sd}: a fraction of the step time, at most {MAX_SD:g}")
         if not self.prior_df > 0:
             raise ValueError(f"prior_df {self.prior_df}: one run alone has no noise, so the prior must count: above 0")
         if few := [name for name in ("pairs", "noisy_pairs", "most_looks") if getattr(self, name) < 1]:

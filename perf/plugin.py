@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from perf import options, resumption
+from perf import declarations, options, resumption
 from perf.bench import Bench
 from perf.facts.cell import Cell
 from perf.facts.hardware import this_node
@@ -42,7 +42,7 @@ SUSPICIOUS = "SUSPICIOUS"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    options.add_options(parser)
+    declarations.add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -189,6 +189,7 @@ TESTED_WITH = {
     "options": "plugin",
     "settings": "plugin",
     "summary": "plugin",
+    "declarations": "plugin",
 }
 """Rooms that have no test file of their own, and whose test covers them."""
 

@@ -165,6 +165,7 @@ def test_self_test_of_which_nothing_can_run_here_is_not_green(suite_runs, monkey
             (f"--perf-selftest-slowdowns=0.01,{odd}", "write fractions above 0")
             for odd in ("nan", "inf", "-1", "1e300")
         ),
+        ("--perf-time-budget=1h", "--perf-time-budget plans whole cells"),
         ("--perf-plant=slow_step=1", "a self-test plants its own faults"),
         ("--perf-selftest-slowdowns=fast", "write fractions above 0"),
         ("--perf-selftest-slowdowns=0.0", "write fractions above 0"),

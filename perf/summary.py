@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from perf.facts.matrix import known_ids
+from perf.facts.matrix import known_cells
 from perf.facts.outcome import FAILURES, VERDICTS, Outcome
 from perf.facts.record import RunRecord
 from perf.judge.baseline import Store
@@ -105,7 +105,7 @@ class Summary:
             runs = [run for measurement in measurements for run in measurement.runs]
             runs += [run for cell in self._results.manifest().cells for run in self._results.reference_runs(cell.id)]
             sentences.append(wall_time(runs))
-        known = known_ids() | {cell.id for cell in self._results.manifest().cells}
+        known = known_cells().keys() | {cell.id for cell in self._results.manifest().cells}
         option = self._config.getoption
         store = Store(option("perf_baselines"), option("perf_state") / "baselines")
         machines = {run.environment.machine for measurement in measurements for run in measurement.runs}

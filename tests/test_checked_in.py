@@ -1,13 +1,13 @@
 """The files under baselines/: whole, of cells that exist, and recorded with today's recipes."""
 
-from perf.facts.matrix import cells_of
+from perf.facts.matrix import cells_of, known_cells
 from perf.judge.baseline import CEILINGS, INVARIANTS, Baseline, Invariants, RecordedCeilings, read
 from perf.settings import BASELINES
 from tests.factory import PLAN
 
 
 def test_checked_in_baselines_are_whole_and_of_known_cells():
-    known = {of.id: of for of in cells_of("auto")}
+    known = known_cells()
     paths = [path for path in BASELINES.rglob("*.json") if path.parent.name not in ("published", CEILINGS)]
     assert paths
     for path in paths:

@@ -46,10 +46,10 @@ def cells_of(matrix: str) -> tuple[Cell, ...]:
             return from_file(Path(path))
 
 
-def known_ids() -> set[str]:
-    """Names of the cells of every matrix that comes with the suite."""
+def known_cells() -> dict[str, Cell]:
+    """The cells of every matrix that comes with the suite, by name."""
     files = (cell for path in sorted(SHIPPED.glob("*.toml")) for cell in from_file(path))
-    return {cell.id for cell in (*cells_of("auto"), *files)}
+    return {cell.id: cell for cell in (*files, *cells_of("auto"))}
 
 
 def obstacle(cell: Cell, node: Node, matrix: str) -> str | None:

@@ -120,7 +120,8 @@ class Trials:
             shift=shift,
         )
         verdict = judge(measurement, baseline, invariants, rule, course)
-        if invariants is None and verdict.outcome is Outcome.NO_BASELINE:
+        recorded = invariants is not None and not invariants.recipe.differences(measurement.recipe)
+        if verdict.outcome is Outcome.NO_BASELINE and not recorded:
             verdict = beside_unsharded(verdict, measurement, suite.store.load_unsharded(cell))
         verdict = doubted(verdict, self._doubts_of(cell), is_host_bound=is_host_bound(measurement))
         if course.reference is not None and course.reference.runs and verdict.comparisons:

@@ -22,8 +22,9 @@ MICRO_BATCHES = {"0.6b": 8, "1.7b": 8, "4b": 4, "7b": 2, "8b": 2, "a3b": 4}
 """Sequences of 2048 that one forward sees. Small models want large ones: their step is bound by kernel launches."""
 
 LEARNING_RATES = {"4b": 1e-5, "7b": 1e-5, "8b": 1e-5}
-"""Of fresh weights that nothing warms up; 1e-4 for other sizes. There, 7b leapt from a loss of 12.7 to 24.0, and equal runs
-on an H200 were 0.5 % apart after 15 steps and 5 % after 17: nothing could have told a wrong one from a right one."""
+"""Of fresh weights that nothing warms up; 1e-4 for other sizes. There, 7b leapt from a loss of 12.7 to 24.0, and equal
+runs on an H200 were 0.5 % apart after 15 steps and 5 % after 17: nothing could have told a wrong one from a right one.
+At 1e-5 the loss falls to 11.9, and runs, compiled or eager, are 0.02 % apart."""
 
 
 def check_strategy(name: str) -> None:

@@ -6,13 +6,14 @@ from msgspec.structs import replace
 from perf.facts.measurement import STEP_TIME
 from perf.facts.outcome import Outcome
 from perf.judge import baseline as baselines
+from perf.judge.approval import unfit
 from perf.judge.breaker import Shift
 from perf.judge.circumstances import doubted, everywhere, incomparable, invalid
 from perf.judge.preflight import Doubts
 from perf.judge.rule import Rule
 from perf.judge.verdict import Course, Verdict, judge
 from strategies.spec import StrategyName
-from tests.factory import baseline, cell, invariants, measurement
+from tests.factory import baseline, cell, invariants, measurement, run_record
 from tests.scripted_suite import RECORDED_S, ScriptedRun, alone, labelled
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -78,6 +79,23 @@ def test_cell_of_which_nothing_is_recorded_has_to_compute_what_the_unsharded_mod
     baselines.write(tmp_path / "baselines", invariants(cell(StrategyName.SINGLE, world_size=1)))
     run.candidate.changes = {("a", index): {"start_gradient_norm": norm} for index in range(3)}
     assert run.go() == {"a": outcome}
+
+
+@pytest.mark.parametrize("changes", [{"start_gradient_norm": 2.52}, {"losses": "1.01"}])
+def test_runs_that_differ_among_themselves_are_wrong_and_never_recorded(tmp_path, changes):
+    """As those of a model that leaps from its first step: the next night would be held to one of them."""
+    run = ScriptedRun(tmp_path, labelled(1), lambda *_: RECORDED_S, keep_provisional=True)
+    for path in (tmp_path / "baselines").rglob("*.json"):
+        path.unlink()
+    if "losses" in changes:
+        *others, last = run_record().ranks[0].losses
+        changes = {"losses": (*others, 1.01 * last)}
+    run.candidate.changes = {("a", 2): changes}
+    assert run.go() == {"a": "WRONG"}
+    (verdict,) = run.results.verdicts()
+    assert verdict.reasons[0].startswith("run 2: unlike run 0, ")
+    assert unfit(run.results.measurements()[0]) == verdict.reasons[0]
+    assert not list((tmp_path / "state").rglob("*.json"))
 
 
 def test_cell_beside_nothing_at_all_says_so(tmp_path):

@@ -20,7 +20,7 @@ from perf.facts.outcome import Outcome
 from perf.facts.rates import KINDS
 from perf.facts.record import RunRecord
 from perf.judge.baseline import Baseline, BaselineRun, Invariants, Night, Origin, RecordedCeilings
-from perf.judge.correctness import differences, intrinsic_errors
+from perf.judge.correctness import differences, intrinsic_errors, unlike_each_other
 from perf.judge.preflight import Preflight, compare, invalid, shortfall
 from perf.judge.rule import RUNS_A_LOOK, Rule
 from perf.judge.verdict import judge
@@ -109,6 +109,7 @@ def unfit(measurement: Measurement) -> str | None:
     if faults:
         return f"measured with a planted fault ({faults[0]})"
     errors = intrinsic_errors(measurement) or gaps(measurement) + disturbances(measurement)
+    errors = errors or unlike_each_other(measurement)
     return errors[0] if errors else None
 
 

@@ -8,16 +8,18 @@ from perf.facts.measurement import STEP_TIME, Measurement
 from perf.facts.outcome import Outcome
 from perf.judge.baseline import Invariants
 from perf.judge.breaker import Shift
-from perf.judge.correctness import computes_the_same, unlike_unsharded
+from perf.judge.correctness import computes_the_same, unlike_each_other, unlike_unsharded
 from perf.judge.preflight import Doubts
 from perf.judge.verdict import Verdict, most_urgent
 
 
 def beside_unsharded(verdict: Verdict, measurement: Measurement, unsharded: Invariants | None) -> Verdict:
-    """What is said of a cell of which nothing is recorded: it has to compute what the unsharded model does.
+    """What is said of a cell of which nothing is recorded: its runs, and the unsharded model, have to compute the same.
 
     Where that is not recorded either, or is of other batches, nothing says that the numbers are right.
     """
+    if errors := unlike_each_other(measurement):
+        return msgspec.structs.replace(verdict, outcome=Outcome.WRONG, reasons=tuple(errors))
     if unsharded is None or not computes_the_same(measurement, unsharded):
         size = measurement.cell.size
         what = f"no unsharded {size}" if unsharded is None else f"no unsharded {size} with this workload"

@@ -1,6 +1,8 @@
 """The pytest plugin: options, fixtures, and the order in which cells are measured. Thin, on public pytest only."""
 
 import random
+import signal
+import threading
 import time
 from collections.abc import Generator
 from datetime import UTC, datetime
@@ -56,6 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[SEED] = _seed(config)
     except ValueError as error:
         raise pytest.UsageError(str(error)) from None
+    _end_in_order(config)
     config.stash[CONSOLE] = terminal_console() if _worker_id(config) is None else None
     if _worker_id(config) is None:
         results, is_selftest = config.stash[RESULTS], config.getoption("perf_selftest")
@@ -230,6 +233,18 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         trials.suite.close()
         for remark in trials.common.remarks:
             _warn(session.config, remark)
+
+
+def _end_in_order(config: pytest.Config) -> None:
+    """SIGTERM, of a CI or a scheduler, is as Ctrl-C: servers end, a build's worktree goes, the report is written."""
+
+    def restore() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        config.add_cleanup(restore)
 
 
 def _warn(config: pytest.Config, text: str) -> None:

@@ -2,6 +2,7 @@
 
 import random
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,7 +63,18 @@ class SuiteRuns:
     def run(self, *options: str, plan: tuple[str, ...] = PLAN, cache: bool = True, evidence: bool = False) -> Outcomes:
         """`pytest perf` with these options; results are those of the test run that it made, if any."""
         before = set(self._folders())
-        result = self._pytester.runpytest_subprocess(
+        arguments = self._arguments(*options, plan=plan, cache=cache, evidence=evidence)
+        result = self._pytester.runpytest_subprocess(*arguments, timeout=300)
+        new = sorted(set(self._folders()) - before)
+        text = result.stdout.str() + result.stderr.str()
+        return Outcomes(exit_code=int(result.ret), text=text, results=Results(new[0]) if new else None)
+
+    def command(self, *options: str) -> list[str]:
+        """The same as a command line, for a process that the test itself ends."""
+        return [sys.executable, "-m", "pytest", *self._arguments(*options, plan=PLAN, cache=False, evidence=False)]
+
+    def _arguments(self, *options: str, plan: tuple[str, ...], cache: bool, evidence: bool) -> list[str]:
+        return [
             str(ROOT / "perf"),
             f"--rootdir={ROOT}",
             f"--config-file={ROOT / 'pyproject.toml'}",
@@ -74,11 +86,7 @@ class SuiteRuns:
             *(() if evidence else ("--perf-no-evidence",)),
             *plan,
             *options,
-            timeout=300,
-        )
-        new = sorted(set(self._folders()) - before)
-        text = result.stdout.str() + result.stderr.str()
-        return Outcomes(exit_code=int(result.ret), text=text, results=Results(new[0]) if new else None)
+        ]
 
     def record(self, *options: str) -> Outcomes:
         """A first run that leaves local provisional baselines."""

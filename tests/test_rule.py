@@ -98,7 +98,7 @@ def test_override_holds_for_its_cells_and_is_shown_with_its_reason(tmp_path):
         ("floor = 0.04", "suspicious_share = 0.0", "suspicious_share 0.0: a share of the tolerance"),
         ("floor = 0.04", 'floor = "4 %"', "Expected `float`"),
         ("floor = 0.04", "floor = 0.09", "floor 0.09 <= cap 0.08"),
-        ("floor = 0.04", "cap = 0.03", "override 1 with the preset lenient: .* floor 0.04 <= cap 0.03"),
+        ("floor = 0.04", "cap = 0.01", "floor 0.025 <= cap 0.01"),
         ("floor = 0.04", "prior_sd = 11", "prior_sd 11.0: a fraction of the step time, at most 10"),
         ("floor = 0.04", "prior_df = 0", "prior_df 0.0: one run alone has no noise"),
         ("pairs = 8", f"pairs = 1{'0' * 400}", "override 1.*numbers of the rule: floor"),

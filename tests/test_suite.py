@@ -1,10 +1,13 @@
 """Room perf/suite.py: resuming, planted faults and priming, in real runs."""
 
 import re
+import signal
 import subprocess
 import sys
+import time
 
 import numpy
+import psutil
 import pytest
 from msgspec.structs import replace
 from safetensors.numpy import save_file
@@ -86,6 +89,26 @@ def test_cells_in_the_order_of_the_matrix_are_all_asked_where_their_step_goes(su
     assert "why: " in suite_runs.run(*again, evidence=True).text
     assert {path: path.read_bytes() for path in profiled} == profiled, "no cell is profiled twice"
     assert suite_runs.run("--collect-only", "--perf-steps=1", plan=()).exit_code == 0, "that is not a self-test's"
+
+
+def test_terminated_test_run_ends_its_servers_and_says_what_was_not_run(suite_runs):
+    """As a scheduler ends it, in the middle of a run."""
+    command = suite_runs.command("-k", "single", "--perf-plant=hang@0")
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        pytest_process = psutil.Process(process.pid)
+        deadline_s = time.monotonic() + 60
+        while not (family := pytest_process.children(recursive=True)) or len(family) < 2:
+            assert time.monotonic() < deadline_s, "no rank was started"
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        text, _ = process.communicate(timeout=60)
+    assert process.returncode == pytest.ExitCode.INTERRUPTED, text
+    assert not [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    (folder,) = (suite_runs.root / "results").iterdir()
+    assert [verdict.outcome for verdict in Results(folder).verdicts()] == [Outcome.NOT_RUN]
+    assert (folder / "report.md").exists()
+    collected = suite_runs.run("--collect-only", f"--perf-resume={folder}", "--perf-plant=hang@0")
+    assert collected.exit_code == 0, "that judges nothing"
 
 
 def test_resume_with_another_plan_or_matrix_is_refused(suite_runs):

@@ -144,12 +144,10 @@ def _override(table: Any, source: str) -> Override:
         raise ValueError(f"{source}: needs cells, a pattern of their names, and at least one number of the rule")
     known = ", ".join(Rule.__struct_fields__)
     try:
-        for preset, of_preset in PRESETS.items():
-            where = f" with the preset {preset}" * bool(of_preset)
-            _rule(of_preset | changes)
+        _rule(changes)
         return msgspec.convert({**{key: table[key] for key in ("cells", "reason")}, "changes": changes}, Override)
     except (ValueError, OverflowError) as error:
-        raise ValueError(f"{source}{where}: {error}; numbers of the rule: {known}") from None
+        raise ValueError(f"{source}: {error}; numbers of the rule: {known}") from None
 
 
 def _rule(changes: dict[str, int | float]) -> Rule:

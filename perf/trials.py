@@ -92,9 +92,10 @@ class Trials:
         verdict = self._judge(cell, measurement)
         # Also of a resumed cell that has all its runs: the shift that it was judged by holds still.
         if verdict.suspicious and (shift := self.common.settled()) is not None:
+            measurement = suite.measured(cell)  # the control cell has new runs by now, and quiet ones have pairs
+            verdict = self._judge(cell, measurement)
             if shift.is_the_build and (verdict.more_runs or verdict.wanted_pairs):
                 return measurement, everywhere(verdict, shift)
-            verdict = self._judge(cell, measurement)
         while verdict.more_runs or verdict.wanted_pairs:
             if verdict.more_runs:
                 measurement = suite.measure(cell, len(measurement.runs) + verdict.more_runs)

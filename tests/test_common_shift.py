@@ -82,3 +82,30 @@ def test_cell_that_lacks_runs_has_to_fit_into_the_time_that_is_left(tmp_path):
     done = ScriptedRun(tmp_path, labelled(3), lambda *_: slower(0), time_budget_s=600.0, plan=replace(PLAN, runs=1))
     done.suite.budget._begun -= 1000
     assert {done.trials.postponed(of) for of in done.cells} == {None}, "nothing is left to be done"
+
+
+@pytest.mark.parametrize("most_runs", [25, 31, 38])
+def test_test_run_that_is_slower_everywhere_ends_as_it_would_have_without_the_interruption(tmp_path, most_runs):
+    """The control cell is as fast as beside the reference: its own pairs say so, in one piece or in two."""
+
+    def go(folder, most):
+        left = iter(range(most))
+
+        def counted(percent):
+            def script(label, _):
+                next(left)  # StopIteration: interrupted
+                return slower(percent[label])
+
+            return script
+
+        build = dict.fromkeys("bdef", 17.6) | dict.fromkeys("ac", 5.0)
+        reference = dict.fromkeys("abcdf", 5.0) | {"e": 17.6}
+        run = ScriptedRun(folder, labelled(6), counted(build), reference=counted(reference))
+        return run.go(), run.results.shift().change
+
+    whole = go(tmp_path / "whole", 999)
+    assert whole[0]["a"] == "ENVIRONMENT"
+    assert whole[0]["b"] == "REGRESSED"
+    with pytest.raises(StopIteration):
+        go(tmp_path / "halves", most_runs)
+    assert go(tmp_path / "halves", 999) == whole

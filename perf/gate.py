@@ -12,12 +12,12 @@ from perf.facts.fault import FaultKind
 from perf.facts.measurement import PEAK_ALLOCATED, measure
 from perf.facts.outcome import Outcome
 from perf.facts.record import RunRecord
-from perf.judge.approval import provisional
-from perf.judge.correctness import differences, intrinsic_errors
+from perf.judge.approval import provisional, unlike_each_other
+from perf.judge.correctness import intrinsic_errors
 from perf.judge.rule import MIB, Rule, prior_sd
 from perf.judge.selftest import EXTRA_MIB, SelfTest, evaluate, planted, samples_of
 from perf.judge.verdict import memory_comparisons
-from perf.selftest_summary import CELL
+from perf.selftest_summary import CELL, FOUND
 from perf.suite import Suite
 
 
@@ -43,8 +43,6 @@ class Gate:
     def measure(self, cell: Cell) -> SelfTest:
         """The operating curve of the gate on this cell, from fresh runs; fails the test when one gives no record."""
         try:
-            # What an earlier process has found may be of fewer runs.
-            self._suite.results.selftest(cell.id).unlink(missing_ok=True)
             faults = planted(self._slowdowns, self._num_runs, memory=cell.device_kind == "cuda")
             runs = self._suite.sample(cell, faults)
         except (LaunchError, ValueError) as error:
@@ -57,6 +55,7 @@ class Gate:
     def conclude(self, found: SelfTest) -> None:
         """Keeps the curve in the test run's folder, for the end of it, and makes it the test's outcome."""
         jsonfile.write(self._suite.results.selftest(found.cell_id), found)
+        self._item.user_properties.append((FOUND, found.cell_id))
         self._item.user_properties += [(f"found at {point.planted:g}", repr(point.alone)) for point in found.points]
         if found.faults:
             pytest.fail("; ".join(found.faults), pytrace=False)
@@ -69,8 +68,7 @@ def numbers_off(cell: Cell, runs: Sequence[RunRecord]) -> list[str]:
     together = measure(cell, msgspec.structs.replace(runs[0].plan, runs=1), list(runs))
     if errors := intrinsic_errors(together):
         return errors
-    _, recorded = provisional(together, "selftest")
-    return differences(together, recorded)
+    return unlike_each_other(together)
 
 
 def memory_found(cell: Cell, runs: Sequence[RunRecord]) -> bool | None:

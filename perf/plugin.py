@@ -8,7 +8,7 @@ from collections.abc import Generator
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from rich.console import Console
@@ -16,6 +16,7 @@ from rich.console import Console
 from perf import declarations, options, resumption
 from perf.bench import Bench
 from perf.facts.cell import Cell
+from perf.facts.failure import LaunchError
 from perf.facts.hardware import this_node
 from perf.facts.matrix import cells_of
 from perf.gate import Gate
@@ -94,6 +95,13 @@ def pytest_runtestloop(session: pytest.Session) -> None:
         _put_control_first(session, cells)
     results.claim()
     if results.exists():
+        if _worker_id(config) is None:
+            try:
+                trials_of(session).suite.check_software()
+            except ValueError as error:
+                raise pytest.UsageError(str(error)) from None
+            except LaunchError:
+                pass  # there is no server: said by each cell
         results.go_on(cells, settings.plan, Path(settings.matrix).name)
         return
     results.write_manifest(
@@ -238,12 +246,16 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 def _end_in_order(config: pytest.Config) -> None:
     """SIGTERM, of a CI or a scheduler, is as Ctrl-C: servers end, a build's worktree goes, the report is written."""
 
+    def end(*_: object) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # `timeout` tells twice: the second must not stop the cleaning up
+        raise KeyboardInterrupt
+
     def restore() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, end)
         config.add_cleanup(restore)
 
 
@@ -265,7 +277,7 @@ def _results(config: pytest.Config) -> Results:
         results = Results.open_selftest(resumed)
         resumption.check_selftest(results, settings, this_node())
         return results
-    results = Results.open(resumed)
+    results = Results.open(resumed.resolve())
     results.check_cells(config.stash[CELLS])
     resumption.check(results, settings, this_node())
     return results

@@ -1,15 +1,18 @@
 """Whether an interrupted test run can go on: all is read before anything is measured, so that nothing is spoilt."""
 
+from typing import NamedTuple, Self
+
 import msgspec
 
-from perf.facts.environment import Source
+from perf.facts.cell import Cell
+from perf.facts.environment import Source, telling_variables
 from perf.facts.failure import NotResumable
-from perf.facts.hardware import Node
+from perf.facts.hardware import Node, link_variables
 from perf.facts.record import RunRecord, Software
 from perf.measure.connection import ROOT
 from perf.measure.reference import Reference
 from perf.settings import Settings
-from perf.tell.results import Manifest, Results
+from perf.tell.results import REFERENCE, RUNS, SELFTEST, Manifest, Results
 
 
 def check(results: Results, settings: Settings, node: Node) -> None:
@@ -19,22 +22,52 @@ def check(results: Results, settings: Settings, node: Node) -> None:
     """
     manifest = results.manifest()
     _check_plan(results, manifest, settings)
-    results.verdicts()
-    candidate = _source(settings.candidate, settings.commit)
-    for cell in manifest.cells:
-        for run in results.runs(cell.id):
-            _check_run(results, run, candidate, node)
-            _check_fault(results, run, settings)
-        if runs := results.reference_runs(cell.id):
-            reference = _source(settings.reference, settings.commit)
+    for read in (results.verdicts, results.shift, results.preflight):
+        read()
+    cells = {cell.id: cell for cell in manifest.cells}
+    for kind in (RUNS, REFERENCE):
+        of_reference = kind == REFERENCE
+        for name in results.cells(kind):
+            if name not in cells:
+                raise ValueError(f"{results.folder}: has {kind} of {name}, which its manifest lacks; move them away")
+            runs = results.reference_runs(name) if of_reference else results.runs(name)
+            side = _Side.of(settings, is_reference=of_reference) if runs else None
             for run in runs:
-                _check_run(results, run, reference, node)
+                if run.cell != cells[name]:
+                    raise ValueError(f"{results.folder}: {kind}/{name}/{run.index}.json is a record of another cell")
+                assert side is not None
+                _check_run(results, run, side, node)
+                if not of_reference:
+                    _check_fault(results, run, settings)
+    for name in cells:
+        for arm in ("candidate", "reference"):
+            results.evidence(name, arm)
+
+
+class _Side(NamedTuple):
+    """What a build's runs have in common."""
+
+    source: Source
+    variables: tuple[tuple[str, str], ...]
+    without: tuple[str, ...]
+
+    @classmethod
+    def of(cls, settings: Settings, *, is_reference: bool) -> Self:
+        if is_reference:
+            names = tuple(name for name, _ in settings.variables)
+            return cls(_source(settings.reference, settings.commit), (), names)
+        return cls(_source(settings.candidate, settings.commit), settings.variables, ())
+
+    def variables_of(self, cell: Cell) -> dict[str, str]:
+        """Those that would be recorded of a run now."""
+        inherited = {name: value for name, value in telling_variables().items() if name not in self.without}
+        return inherited | link_variables(cell.link) | dict(cell.variables) | dict(self.variables)
 
 
 def check_selftest(results: Results, settings: Settings, node: Node) -> None:
     """The same of a self-test, whose planted faults are asked of with each cell."""
-    candidate = _source(settings.candidate, settings.commit)
-    for cell_id in results.sampled():
+    candidate = _Side.of(settings, is_reference=False)
+    for cell_id in results.cells(SELFTEST):
         for run in results.samples(cell_id):
             _check_run(results, run, candidate, node)
 
@@ -55,6 +88,9 @@ def check_software(results: Results, kind: str, software: Software) -> None:
 
 def _check_plan(results: Results, manifest: Manifest, settings: Settings) -> None:
     plan = settings.plan
+    if manifest.gathered:
+        parts = ", ".join(manifest.gathered)
+        raise NotResumable(f"{results.folder} is a copy of {parts}, for one report; resume one of these")
     if manifest.beside != settings.beside:
         then, now = (text or "with nothing beside" for text in (manifest.beside, settings.beside))
         raise NotResumable(f"{results.folder} was measured {then}, not {now}; start a new test run")
@@ -71,15 +107,20 @@ def _source(build: Reference | None, commit: str | None) -> Source:
     return Source(ROOT, commit)
 
 
-def _check_run(results: Results, run: RunRecord, source: Source, node: Node) -> None:
-    environment, here = run.environment, node.lacks(run.cell) or node.machine_for(run.cell).key
-    pairs = [
+def _check_run(results: Results, run: RunRecord, side: _Side, node: Node) -> None:
+    source, environment, here = side.source, run.environment, node.lacks(run.cell) or node.machine_for(run.cell).key
+    pairs: list[tuple[str, object, object]] = [
         ("commit", environment.commit, source.commit),
         ("uncommitted changes", environment.dirty, source.dirty),
         ("machine", environment.machine.key, here),
     ]
     if None not in (environment.digest, source.digest):
-        pairs.append(("sources of strategies/", environment.digest, source.digest))
+        pairs.append(("sources", environment.digest, source.digest))
+    then_set, now_set = environment.variables, side.variables_of(run.cell)
+    pairs += [
+        (f"variable {name}", then_set.get(name, "unset"), now_set.get(name, "unset"))
+        for name in sorted(then_set.keys() | now_set.keys())
+    ]
     for name, then, now in pairs:
         if then != now:
             where = f"{results.folder}: {run.cell.id}"

@@ -7,8 +7,8 @@ from perf.judge.selftest import SelfTest, table
 from perf.tell.render import WITHOUT_VERDICT
 from perf.tell.results import Results
 
-CELL = "self-tested cell"
-"""Property of a test that asks about the gate."""
+CELL, FOUND = "self-tested cell", "found of the gate"
+"""Properties of a test that asks about the gate, and of one that has written down what it found."""
 
 
 class SelfTestSummary:
@@ -21,13 +21,12 @@ class SelfTestSummary:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Reads what the test of a cell has kept, in whatever process it ran."""
-        cell_id = next((str(value) for name, value in report.user_properties if name == CELL), None)
-        if report.when != "call" or cell_id is None:
+        said = {name: str(value) for name, value in report.user_properties if name in (CELL, FOUND)}
+        if report.when != "call" or CELL not in said:
             return
-        self._asked.append(cell_id)
-        path = self._results.selftest(cell_id)
-        if path.exists():
-            self._found.append(jsonfile.read(path, SelfTest))
+        self._asked.append(said[CELL])
+        if FOUND in said:
+            self._found.append(jsonfile.read(self._results.selftest(said[FOUND]), SelfTest))
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Green is only what was judged: not a cell too noisy for it, nor a machine on which no cell runs."""

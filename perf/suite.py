@@ -3,6 +3,7 @@
 import itertools
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
@@ -16,12 +17,11 @@ from perf.facts.hardware import Machine, Node
 from perf.facts.matrix import obstacle
 from perf.facts.measurement import Measurement, disturbances, gaps, measure
 from perf.facts.outcome import Outcome
-from perf.facts.rates import Ceilings
 from perf.facts.record import RunRecord
 from perf.judge import baseline as baselines
 from perf.judge.approval import provisional, unfit
 from perf.judge.baseline import Baseline, Invariants, Store
-from perf.judge.preflight import Doubts, doubts
+from perf.judge.preflight import Doubts, looked_at
 from perf.judge.rule import Rule, prior_sd, rule_for
 from perf.judge.verdict import Verdict
 from perf.measure.arm import Arm
@@ -31,10 +31,6 @@ from perf.measure.lease import Lease
 from perf.settings import Settings
 from perf.tell.progress import Progress
 from perf.tell.results import REFERENCE, RUNS, SELFTEST, Results
-
-PREFLIGHTS = 2
-"""A node that falls short is looked at again: of five starts on one host, two launched a fifth fewer kernels. Of each
-rate the higher one counts."""
 
 
 class Suite:
@@ -66,6 +62,11 @@ class Suite:
         """Whether this process has made a run, of whatever cell."""
         return bool(self._made)
 
+    def check_software(self) -> None:
+        """Raises NotResumable when the runs that are there already were made with other versions than this build's."""
+        if self.results.first(RUNS) is not None:
+            self._check_software(self._arms.candidate, RUNS)
+
     def has_made(self, run: RunRecord) -> bool:
         """Whether this process has made this run of the candidate; else it is one of a resumed test run."""
         return (self._arms.candidate.name, run.cell.id, run.index) in self._made
@@ -81,8 +82,13 @@ class Suite:
         return self._node.machine_for(cell)
 
     def recall(self, cell: Cell) -> tuple[Baseline | None, Invariants | None]:
-        """What is stored of a cell. Raises ValueError when a stored file is damaged."""
-        return self.store.load(cell, self.machine(cell)), self.store.load_invariants(cell)
+        """What is stored of a cell, without this test run's own night: a resumed one is no bar to itself.
+
+        Raises ValueError when a stored file is damaged.
+        """
+        stored = self.store.load(cell, self.machine(cell))
+        baseline = None if stored is None else stored.without(self.results.folder.name)
+        return baseline, self.store.load_invariants(cell)
 
     def rule(self, cell: Cell, baseline: Baseline | None) -> tuple[Rule, tuple[str, ...]]:
         """The numbers of the decision, the typical noise of the cell's machine as the prior, and remarks on them."""
@@ -99,7 +105,9 @@ class Suite:
             NotResumable: a record of a resumed test run was made with other software.
         """
         have = {run.index for run in self._finished(self._arms.candidate, cell)}
-        free = (index for index in itertools.count() if index not in have)
+        # Half a pair, as an interrupted test run leaves, must not get a neighbour from another time.
+        taken = have | {run.index for run in self.results.reference_runs(cell.id)}
+        free = (index for index in itertools.count() if index not in taken)
         self._make(
             cell, [(self._arms.candidate, index) for index in itertools.islice(free, max(0, num_runs - len(have)))]
         )
@@ -117,7 +125,7 @@ class Suite:
         if self.settings.side_by_side:  # else the pairs are more than the plan asks for
             self._pairs[cell.id] = num_pairs
         paired = {run.index for run in self._finished(other, cell)}
-        # Half a pair, as an interrupted test run leaves, would get a neighbour from another time: it stays alone.
+        # As in `measure`: half a pair stays alone.
         alone = {run.index for run in self._finished(self._arms.candidate, cell)} ^ paired
         free = (index for index in itertools.count() if index not in alone)
         wanted: list[tuple[Arm, int]] = []
@@ -198,16 +206,9 @@ class Suite:
         Raises ValueError when the recorded ceilings are damaged.
         """
         with Lease(f"preflight of {self.results.folder}", self._progress.wait):
-            ceilings: Ceilings | None = None
-            for _ in range(PREFLIGHTS):
-                arm, variables = self._arms.candidate, dict(self.settings.variables)
-                preflight = examine(arm.launcher, self._node, source=arm.source, variables=variables)
-                if ceilings is not None and preflight.ceilings is not None:
-                    preflight = msgspec.structs.replace(preflight, ceilings=ceilings.higher(preflight.ceilings))
-                ceilings = preflight.ceilings
-                found = doubts(preflight, self.store.load_ceilings(preflight.machine))
-                if found == Doubts():
-                    break
+            arm, variables = self._arms.candidate, dict(self.settings.variables)
+            look = partial(examine, arm.launcher, self._node, source=arm.source, variables=variables)
+            preflight, found = looked_at(look, self.store.load_ceilings)
         self.results.write_preflight(preflight)
         return found
 
@@ -223,7 +224,7 @@ class Suite:
         if measurement is None or not wanted or unfit(measurement):
             return False
         cell = measurement.cell
-        baseline, invariants = self.recall(cell)
+        baseline, invariants = self.store.load(cell, self.machine(cell)), self.store.load_invariants(cell)
         if invariants is not None and invariants.recipe.differences(measurement.recipe):
             return False
         first_baseline, first_invariants = provisional(measurement, self.results.folder.name)

@@ -52,7 +52,8 @@ class Summary:
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Names what was not run, writes the report, and sets the exit code where pytest saw no failure."""
-        if not self._results.exists() or session.config.option.collectonly:
+        is_refused = exitstatus == pytest.ExitCode.USAGE_ERROR  # what a test run has that cannot go on stays as it is
+        if is_refused or not self._results.exists() or session.config.option.collectonly:
             return
         self._verdicts = self._complete()
         from perf.tell.report import write_report  # pandas and matplotlib: only here, after the last measurement

@@ -203,7 +203,16 @@ def test_cells_with_more_runs_do_not_spoil_the_others(root, tmp_path, capsys, mo
 def test_interrupted_cell_is_refused(root, tmp_path, capsys):
     folder = results(tmp_path, DDP, ran={DDP.id: runs_of(DDP)[:1]})
     assert approve(root, folder) == 1
-    assert "1 of 3 runs" in capsys.readouterr().out
+    cure = f"pytest perf --perf-resume results/{folder.name} --perf-runs 3 makes the 2 that it lacks"
+    assert f"1 of 3 runs; {cure}" in capsys.readouterr().out
+
+
+def test_runs_that_came_after_an_approval_are_told(root, tmp_path, capsys):
+    folder = results(tmp_path, DDP, ran={DDP.id: runs_of(DDP)})
+    assert approve(root, folder) == 0
+    Results(folder).write_run(run_record(DDP, index=3))
+    assert approve(root, folder) == 0
+    assert "recorded already, without 1 newer runs: a night stays as it was approved" in capsys.readouterr().out
 
 
 def test_nothing_named_is_a_usage_error(root, capsys):

@@ -81,7 +81,11 @@ def test_cell_of_which_nothing_is_recorded_has_to_compute_what_the_unsharded_mod
     assert run.go() == {"a": outcome}
 
 
-@pytest.mark.parametrize("changes", [{"start_gradient_norm": 2.52}, {"losses": "1.01"}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"start_gradient_norm": 2.52}, {"losses": "1.01"}, {"end_gradient_norm": 260.0}, {"ledger": ()}],
+    ids=lambda changes: next(iter(changes)),
+)
 def test_runs_that_differ_among_themselves_are_wrong_and_never_recorded(tmp_path, changes):
     """As those of a model that leaps from its first step: the next night would be held to one of them."""
     run = ScriptedRun(tmp_path, labelled(1), lambda *_: RECORDED_S, keep_provisional=True)
@@ -90,10 +94,10 @@ def test_runs_that_differ_among_themselves_are_wrong_and_never_recorded(tmp_path
     if "losses" in changes:
         *others, last = run_record().ranks[0].losses
         changes = {"losses": (*others, 1.01 * last)}
-    run.candidate.changes = {("a", 2): changes}
+    run.candidate.changes = {("a", 0): changes}
     assert run.go() == {"a": "WRONG"}
     (verdict,) = run.results.verdicts()
-    assert verdict.reasons[0].startswith("run 2: unlike run 0, ")
+    assert verdict.reasons[0].startswith("equal runs differ: run 0: ")
     assert unfit(run.results.measurements()[0]) == verdict.reasons[0]
     assert not list((tmp_path / "state").rglob("*.json"))
 

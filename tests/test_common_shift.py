@@ -8,10 +8,11 @@ from msgspec.structs import replace
 from perf.arms import Arms
 from perf.facts.failure import ReferenceFailure
 from perf.facts.measurement import gaps
+from perf.judge import baseline as baselines
 from perf.judge.rule import Override
 from perf.measure.reference import Reference
 from perf.settings import Settings
-from tests.factory import PLAN
+from tests.factory import PLAN, baseline
 from tests.scripted_suite import NODE, RECORDED_S, ScriptedRun, alone, labelled
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -109,3 +110,30 @@ def test_test_run_that_is_slower_everywhere_ends_as_it_would_have_without_the_in
     with pytest.raises(StopIteration):
         go(tmp_path / "halves", most_runs)
     assert go(tmp_path / "halves", 999) == whole
+
+
+def test_resumed_test_run_is_no_bar_to_itself(tmp_path):
+    """Its night was approved, or recorded as a provisional baseline, before it went on: it would agree with itself."""
+    first = ScriptedRun(tmp_path, labelled(1), lambda *_: slower(30))
+    first.go()
+    own = baseline(first.cells[0], nights=((slower(30),) * 3,), machine=NODE.machine_for(first.cells[0]))
+    night = replace(own.nights[0], origin=replace(own.nights[0].origin, run_id="run"))
+    resumed = ScriptedRun(tmp_path, labelled(1), lambda *_: slower(30))
+    baselines.write(tmp_path / "baselines", replace(own, nights=(night,)))
+    assert resumed.go() == {"a": "NO_BASELINE"}
+    other = replace(own.nights[0], runs=tuple(replace(one, step_times_s=(RECORDED_S,) * 10) for one in night.runs))
+    baselines.write(tmp_path / "baselines", replace(own, nights=(other, night)))
+    assert ScriptedRun(tmp_path, labelled(1), lambda *_: slower(30)).go() == {"a": "REGRESSED"}, "by the other night"
+
+
+def test_half_a_pair_gets_no_partner_from_another_time(tmp_path):
+    """Neither as a run of a pair nor as a fresh run of the candidate alone."""
+    begun = ScriptedRun(tmp_path, labelled(1), lambda *_: slower(0), reference=lambda *_: slower(0))
+    of = begun.cells[0]
+    begun.suite.measure(of, 3)
+    begun.suite._write(begun.reference, begun.reference.run(of, 3, PLAN))
+    resumed = ScriptedRun(tmp_path, labelled(1), lambda *_: slower(0), reference=lambda *_: slower(0))
+    resumed.suite.measure(of, 6)
+    resumed.suite.measure_beside(of, 2)
+    assert resumed.candidate.made == [("a", index) for index in (4, 5, 6, 7, 8)]
+    assert resumed.reference.made == [("a", 7), ("a", 8)]

@@ -56,6 +56,9 @@ def test_copy_of_one_test_run_keeps_its_node_and_its_shift(tmp_path, parts):
     copy = gather(parts[:1], tmp_path / "copy")
     assert (copy.shift(), copy.preflight()) == (MOVED, nodes.preflight())
     assert copy.manifest().remarks == ()
+    parts[1].write_shift(MOVED)
+    both = gather(parts, tmp_path / "both")
+    assert gather([both], tmp_path / "again").manifest().remarks == both.manifest().remarks
 
 
 def test_screen_and_its_picks_are_of_one_plan(tmp_path):
@@ -78,6 +81,13 @@ def test_parts_that_do_not_fit_together_are_refused_and_nothing_is_written(tmp_p
         with pytest.raises(ValueError, match=says):
             gather(found, tmp_path / "whole")
         assert not (tmp_path / "whole").exists()
+
+
+def test_damaged_part_leaves_nothing_behind(tmp_path, parts):
+    (parts[1].folder / "verdicts" / f"{FSDP2.id}.json").write_text("{")
+    with pytest.raises(ValueError, match=f"{FSDP2.id}.json"):
+        gather(parts, tmp_path / "whole")
+    assert not (tmp_path / "whole").exists()
 
 
 def test_copies_are_no_night_and_their_node_is_not_asked(tmp_path, parts, capsys):

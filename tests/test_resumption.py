@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from perf import resumption
-from perf.facts.environment import Source
+from perf.facts.environment import Source, telling_variables
 from perf.facts.failure import NotResumable
 from perf.facts.fault import Fault
-from perf.facts.hardware import this_node
+from perf.facts.hardware import link_variables, this_node
 from perf.measure.connection import ROOT
 from perf.measure.reference import Reference
 from perf.settings import Settings
@@ -31,7 +31,8 @@ def settings(tmp_path):
 
 
 def run(source=HERE, **changes):
-    env = replace(environment(NODE.machine_for(DDP)), commit=source.commit, dirty=source.dirty, digest=source.digest)
+    env = environment(NODE.machine_for(DDP), variables=telling_variables() | link_variables(DDP.link))
+    env = replace(env, commit=source.commit, dirty=source.dirty, digest=source.digest)
     return run_record(DDP, env=replace(env, **changes))
 
 
@@ -54,7 +55,8 @@ def test_test_run_of_this_tree_and_machine_goes_on(results, settings):
     [
         ({"commit": "dead"}, "commit dead when measured, c0ffee now"),
         ({"dirty": True}, "uncommitted changes True when measured, None now"),
-        ({"digest": "0123"}, f"sources of strategies/ 0123 when measured, {HERE.digest} now"),
+        ({"variables": {"OMP_X": "1"}}, "variable OMP_X 1 when measured, unset now"),
+        ({"digest": "0123"}, f"sources 0123 when measured, {HERE.digest} now"),
         ({"machine": nodes.H200S}, f"machine {nodes.H200S.key} when measured, {NODE.machine_for(DDP).key} now"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -70,6 +72,7 @@ def test_cell_that_cannot_run_here_any_more_is_refused(results, settings):
     of = cell(size="0.6b", world_size=512, link="native")
     results.write_manifest(replace(results.manifest(), cells=(of,)))
     results.write_run(replace(run(machine=NODE.machine_for(of)), cell=of))
+    shutil.rmtree(results.folder / "runs" / DDP.id)
     with pytest.raises(NotResumable, match=r"machine .* when measured, needs 512 GPUs, sees"):
         resumption.check(results, settings, NODE)
 
@@ -91,7 +94,28 @@ def test_other_question_is_refused(results, settings, changes, says):
         resumption.check(results, replace(settings, **changes), NODE)
 
 
-@pytest.mark.parametrize("name", ["runs/DDP/0.json", "reference/DDP/0.json", "verdicts/DDP.json"])
+def test_copy_for_one_report_is_never_gone_on_with(results, settings):
+    results.write_manifest(replace(results.manifest(), gathered=("one", "two")))
+    with pytest.raises(NotResumable, match="is a copy of one, two, for one report; resume one of these"):
+        resumption.check(results, settings, NODE)
+
+
+def test_runs_that_are_no_cells_of_this_test_run_are_named(results, settings):
+    other = replace(DDP, label="b")
+    results.write_run(replace(run(), cell=other))
+    with pytest.raises(ValueError, match=f"has runs of {other.id}, which its manifest lacks"):
+        resumption.check(results, settings, NODE)
+    folder = results.folder / "runs"
+    (folder / other.id / "0.json").rename(folder / DDP.id / "0.json")
+    (folder / other.id).rmdir()
+    with pytest.raises(ValueError, match=rf"runs/{DDP.id}/0\.json is a record of another cell"):
+        resumption.check(results, settings, NODE)
+
+
+EVERY_KIND = ["runs/DDP/0", "reference/DDP/0", "verdicts/DDP", "shift", "preflight", "evidence/DDP/candidate"]
+
+
+@pytest.mark.parametrize("name", [f"{kind}.json" for kind in EVERY_KIND])
 def test_damaged_file_is_named_also_of_a_cell_that_is_not_selected(results, settings, name):
     path = results.folder / name.replace("DDP", DDP.id)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +132,7 @@ def test_reference_folder_that_git_does_not_know_has_changed(results, settings, 
     results.write_reference_run(run(Source(folder)))
     resumption.check(results, settings, NODE)
     (folder / "strategies" / "new.py").write_text("")
-    with pytest.raises(NotResumable, match="sources of strategies/"):
+    with pytest.raises(NotResumable, match="sources "):
         resumption.check(results, settings, NODE)
 
 

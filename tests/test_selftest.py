@@ -96,7 +96,7 @@ def test_numbers_of_each_run_are_held_to_those_of_all():
     assert numbers_off(of, runs) == [], "one that is off and last is not what the others are held to"
     runs[3] = change_ranks(runs[3], end_gradient_norm=6 * usual)
     (error,) = numbers_off(of, runs)
-    assert error.startswith(f"run 3: end gradient norm {usual:.6g} -> {6 * usual:.6g} ")
+    assert error.startswith(f"equal runs differ: run 3: end gradient norm {usual:.6g} -> {6 * usual:.6g} ")
     runs[1] = change_ranks(runs[1], tokens_per_step=1)
     assert numbers_off(of, runs)[0].startswith("run 1: "), "what is wrong by itself is said alone"
 

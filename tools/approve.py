@@ -142,6 +142,9 @@ def _proposal(
         return Proposal(cell_id=cell.id, refusal=reason)
     rule, _ = rule_for(cell.id, "default", old, overrides(place.root / OVERRIDES), prior_sd(store, machine))
     proposal = propose(measurement, run_id, baseline=old, invariants=invariants, consent=consent, rule=rule, said=said)
+    if (missing := measurement.plan.runs - len(measurement.runs)) > 0:
+        more = f"pytest perf --perf-resume results/{run_id} --perf-runs {measurement.plan.runs}"
+        return Proposal(cell_id=cell.id, refusal=f"{proposal.refusal}; {more} makes the {missing} that it lacks")
     if proposal.invariants not in (None, invariants) and (reason := place.shadow(INVARIANTS, cell.id)):
         return Proposal(cell_id=cell.id, refusal=reason)
     unsharded = store.load_unsharded(cell) if invariants is None else None

@@ -33,7 +33,7 @@ class Environment(Value, frozen=True, kw_only=True):
     dirty: bool | None
     """Whether that tree had uncommitted changes, other than of baselines."""
     digest: str | None = None
-    """Of all sources of its `strategies`: tells uncommitted changes from others."""
+    """Of all sources of its `strategies`, and of what measures them: tells uncommitted changes from others."""
     variables: dict[str, str]
     """Environment variables that change how torch runs."""
 

@@ -20,7 +20,7 @@ from perf.facts.outcome import Outcome
 from perf.facts.rates import KINDS
 from perf.facts.record import RunRecord
 from perf.judge.baseline import Baseline, BaselineRun, Invariants, Night, Origin, RecordedCeilings
-from perf.judge.correctness import differences, intrinsic_errors, unlike_each_other
+from perf.judge.correctness import differences, intrinsic_errors
 from perf.judge.preflight import Preflight, compare, invalid, shortfall
 from perf.judge.rule import RUNS_A_LOOK, Rule
 from perf.judge.verdict import judge
@@ -85,8 +85,10 @@ def propose(
     if baseline is None:
         first = _series(measurement, (night_of(measurement, origin),))
         return Proposal(cell_id=cell_id, baseline=first, invariants=new_invariants, summary="first baseline")
-    if any(night.origin.run_id == run_id for night in baseline.nights):
-        return Proposal(cell_id=cell_id, summary="recorded already")
+    if own := [night for night in baseline.nights if night.origin.run_id == run_id]:
+        newer = len(measurement.runs) - len(own[0].runs)
+        told = f", without {newer} newer runs: a night stays as it was approved" * (newer > 0)
+        return Proposal(cell_id=cell_id, summary=f"recorded already{told}")
     return _continue(measurement, origin, baseline, new_invariants, consent, rule, said)
 
 
@@ -111,6 +113,12 @@ def unfit(measurement: Measurement) -> str | None:
     errors = intrinsic_errors(measurement) or gaps(measurement) + disturbances(measurement)
     errors = errors or unlike_each_other(measurement)
     return errors[0] if errors else None
+
+
+def unlike_each_other(measurement: Measurement) -> list[str]:
+    """Where equal runs compute or communicate different things: a record of them would call some of them wrong."""
+    recorded = invariants_of(measurement, origin_of(measurement.runs[-1], "itself", None))
+    return [f"equal runs differ: {difference}" for difference in differences(measurement, recorded)]
 
 
 def origin_of(run: RunRecord, run_id: str, reason: str | None) -> Origin:

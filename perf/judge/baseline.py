@@ -108,6 +108,11 @@ class Baseline(Sealed, frozen=True, kw_only=True):
     def is_provisional(self) -> bool:
         return len(self.nights) < LEAST_NIGHTS or len(self.runs) < LEAST_RUNS
 
+    def without(self, run_id: str) -> "Baseline | None":
+        """As it is without the night of that test run; None: there is no other."""
+        nights = tuple(night for night in self.nights if night.origin.run_id != run_id)
+        return msgspec.structs.replace(self, nights=nights) if nights else None
+
     def values(self, field: str) -> list[int]:
         """A memory field of all runs; empty when it was not measured."""
         values = [getattr(run, field) for run in self.runs]

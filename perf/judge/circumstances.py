@@ -6,9 +6,10 @@ import msgspec
 
 from perf.facts.measurement import STEP_TIME, Measurement
 from perf.facts.outcome import Outcome
+from perf.judge.approval import unlike_each_other
 from perf.judge.baseline import Invariants
 from perf.judge.breaker import Shift
-from perf.judge.correctness import computes_the_same, unlike_each_other, unlike_unsharded
+from perf.judge.correctness import computes_the_same, unlike_unsharded
 from perf.judge.preflight import Doubts
 from perf.judge.verdict import Verdict, most_urgent
 

@@ -89,21 +89,6 @@ def number_differences(measurement: Measurement, invariants: Invariants) -> list
     return _said_once(found, measurement)
 
 
-def unlike_each_other(measurement: Measurement) -> list[str]:
-    """Where equal runs of a cell compute different things: a record of one would call the others wrong."""
-    band, first = BANDS[measurement.cell.workload.compute_dtype], measurement.runs[0]
-    found: list[tuple[int, str]] = []
-    for run in measurement.runs[1:]:
-        for step, (old, new) in enumerate(zip(first.losses, run.losses, strict=False)):
-            if old is not None and not _close(new, old, band.loss):
-                found.append((run.index, f"unlike run {first.index}, loss of step {step}: {old:.6f} -> {_told(new)}"))
-                break
-        old, new = (one.ranks[0].start_gradient_norm for one in (first, run))
-        if old is not None and not _close(new, old, band.start_gradient_norm):
-            found.append((run.index, f"unlike run {first.index}, start gradient norm {old:.6g} -> {_told(new)}"))
-    return _said_once(found, measurement)
-
-
 def computes_the_same(measurement: Measurement, unsharded: Invariants) -> bool:
     """Whether a cell's losses and norms have to be the recorded ones of the unsharded model."""
     mine, theirs = measurement.recipe, unsharded.recipe

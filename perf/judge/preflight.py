@@ -3,8 +3,10 @@
 A node that is ill, or below what machines of its key have reached, measures its own state and not the code.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
+
+import msgspec
 
 from perf.facts.findings import Finding, Severity
 from perf.facts.gpu_health import GpuHealth
@@ -153,3 +155,24 @@ def _beside(preflight: Preflight, recorded: RecordedCeilings) -> str:
     pairs += [(name, then.variables.get(name), preflight.variables.get(name)) for name in variables]
     changes = [f"{name} {old or 'none'} -> {new or 'none'}" for name, old, new in pairs if old != new]
     return f" (since it was recorded: {', '.join(changes)})" if changes else ""
+
+
+PREFLIGHTS = 2
+"""A node that falls short is looked at again: of five starts on one host, two launched a fifth fewer kernels. Of each
+rate the higher one counts."""
+
+
+def looked_at(
+    look: Callable[[], Preflight], recorded: Callable[[Machine], RecordedCeilings | None]
+) -> tuple[Preflight, Doubts]:
+    """A node by as many looks as it takes, and why it is not comparable."""
+    ceilings: Ceilings | None = None
+    for _ in range(PREFLIGHTS):
+        preflight = look()
+        if ceilings is not None and preflight.ceilings is not None:
+            preflight = msgspec.structs.replace(preflight, ceilings=ceilings.higher(preflight.ceilings))
+        ceilings = preflight.ceilings
+        found = doubts(preflight, recorded(preflight.machine))
+        if found == Doubts():
+            break
+    return preflight, found

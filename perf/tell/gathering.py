@@ -23,18 +23,23 @@ def gather(parts: Sequence[Results], into: Path) -> Results:
     manifests = [part.manifest() for part in parts]
     _check_plans(manifests)
     owners = _owners(parts, manifests)
+    verdicts = [(part, verdict) for part in parts for verdict in part.verdicts()]
+    shifts = {part.folder.name: shift for part in parts if (shift := part.shift()) is not None}
+    preflights = [part.preflight() for part in parts]
     gathered = Results(into)
     for part in parts:
         for cell_id in (cell_id for cell_id, owner in owners.items() if owner is part):
             _copy(part, gathered, cell_id)
-        for verdict in part.verdicts():
-            if owners.get(verdict.cell_id, part) is part:
-                gathered.write_verdict(verdict)
-    shifts = {part.folder.name: shift for part in parts if (shift := part.shift()) is not None}
+    for part, verdict in verdicts:
+        if owners.get(verdict.cell_id, part) is part:
+            gathered.write_verdict(verdict)
+    told = [remark for manifest in manifests for remark in manifest.remarks]
     if len(parts) == 1:
         gathered.write_shift(parts[0].shift())
-        if (preflight := parts[0].preflight()) is not None:
-            gathered.write_preflight(preflight)
+        if preflights[0] is not None:
+            gathered.write_preflight(preflights[0])
+    else:
+        told += [f"{name}: {shift.text}" for name, shift in shifts.items()]
     whole = Manifest(
         run_id=into.resolve().name,
         started_at=min(manifest.started_at for manifest in manifests),
@@ -44,7 +49,7 @@ def gather(parts: Sequence[Results], into: Path) -> Results:
         beside="; ".join({manifest.beside: None for manifest in manifests if manifest.beside}),
         side_by_side=any(manifest.side_by_side for manifest in manifests),
         gathered=tuple(name for manifest in manifests for name in manifest.gathered or (manifest.run_id,)),
-        remarks=tuple(f"{name}: {shift.text}" for name, shift in shifts.items()) if len(parts) > 1 else (),
+        remarks=tuple(told),
     )
     gathered.write_manifest(whole)
     return gathered
@@ -65,6 +70,7 @@ def _owners(parts: Sequence[Results], manifests: Sequence[Manifest]) -> dict[str
     owners: dict[str, Results] = {}
     for part, manifest in zip(parts, manifests, strict=True):
         for cell in manifest.cells:
+            part.reference_runs(cell.id)
             if not part.runs(cell.id):
                 continue
             if cell.id in owners:

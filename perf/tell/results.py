@@ -169,6 +169,10 @@ class Results:
     def num_runs(self, cell_id: str) -> int:
         return len(list((self.folder / RUNS / cell_id).glob("*.json")))
 
+    def cells(self, kind: str) -> list[str]:
+        """Cells that have records in the folder `RUNS`, `REFERENCE` or `SELFTEST`."""
+        return sorted(path.name for path in (self.folder / kind).glob("*") if path.is_dir())
+
     def first(self, kind: str) -> RunRecord | None:
         """A record of `RUNS`, `REFERENCE` or `SELFTEST`, of whatever cell; None: there is none yet."""
         path = min((self.folder / kind).glob("*/*.json"), default=None)
@@ -185,10 +189,6 @@ class Results:
     def write_sample(self, run: RunRecord) -> None:
         """A run of the self-test, with a fault planted or not."""
         jsonfile.write(self.folder / SELFTEST / run.cell.id / f"{run.index}.json", run)
-
-    def sampled(self) -> list[str]:
-        """Cells that have runs of a self-test."""
-        return sorted(path.name for path in (self.folder / SELFTEST).iterdir() if path.is_dir())
 
     def selftest(self, cell_id: str) -> Path:
         """File of what the self-test of a cell has found."""

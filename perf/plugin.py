@@ -59,9 +59,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[SEED] = _seed(config)
     except ValueError as error:
         raise pytest.UsageError(str(error)) from None
-    _end_in_order(config)
     config.stash[CONSOLE] = terminal_console() if _worker_id(config) is None else None
     if _worker_id(config) is None:
+        _end_in_order(config)
         results, is_selftest = config.stash[RESULTS], config.getoption("perf_selftest")
         summary = SelfTestSummary(results) if is_selftest else Summary(config, results, allowed)
         config.pluginmanager.register(summary, "perf-summary")

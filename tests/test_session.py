@@ -113,9 +113,10 @@ def test_pytest_that_ignores_ctrl_c_is_ended_too(start):
 
 
 def test_handlers_are_as_before_afterwards_and_those_of_others_are_left_alone():
-    before = signal.getsignal(signal.SIGHUP)
+    before = {one: signal.getsignal(one) for one in (signal.SIGHUP, signal.SIGTERM)}
     try:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         with pytest.raises(SystemExit) as ended, ending_in_order():  # noqa: PT012 - the second one is ignored
             os.kill(os.getpid(), signal.SIGHUP)
             try:
@@ -126,4 +127,5 @@ def test_handlers_are_as_before_afterwards_and_those_of_others_are_left_alone():
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGHUP, before)
+        for one, handler in before.items():
+            signal.signal(one, handler)

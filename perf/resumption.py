@@ -5,7 +5,7 @@ from typing import NamedTuple, Self
 import msgspec
 
 from perf.facts.cell import Cell
-from perf.facts.environment import Source, telling_variables
+from perf.facts.environment import Source, variables_of_ranks
 from perf.facts.failure import NotResumable
 from perf.facts.hardware import Node, link_variables
 from perf.facts.record import RunRecord, Software
@@ -27,11 +27,11 @@ def check(results: Results, settings: Settings, node: Node) -> None:
     cells = {cell.id: cell for cell in manifest.cells}
     for kind in (RUNS, REFERENCE):
         of_reference = kind == REFERENCE
+        side = _Side.of(settings, is_reference=of_reference) if results.first(kind) is not None else None
         for name in results.cells(kind):
             if name not in cells:
                 raise ValueError(f"{results.folder}: has {kind} of {name}, which its manifest lacks; move them away")
             runs = results.reference_runs(name) if of_reference else results.runs(name)
-            side = _Side.of(settings, is_reference=of_reference) if runs else None
             for run in runs:
                 if run.cell != cells[name]:
                     raise ValueError(f"{results.folder}: {kind}/{name}/{run.index}.json is a record of another cell")
@@ -60,8 +60,7 @@ class _Side(NamedTuple):
 
     def variables_of(self, cell: Cell) -> dict[str, str]:
         """Those that would be recorded of a run now."""
-        inherited = {name: value for name, value in telling_variables().items() if name not in self.without}
-        return inherited | link_variables(cell.link) | dict(cell.variables) | dict(self.variables)
+        return variables_of_ranks(link_variables(cell.link) | dict(cell.variables) | dict(self.variables), self.without)
 
 
 def check_selftest(results: Results, settings: Settings, node: Node) -> None:

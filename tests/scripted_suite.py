@@ -107,6 +107,28 @@ class ScriptedRun:
         return True
 
 
+def go_or_stop(
+    folder: Path, build: dict[str, float], reference: dict[str, float], most_runs: int = 999
+) -> tuple[dict[str, str], float]:
+    """Outcomes and common change where cells are so many percent slower than recorded, on a build and beside another.
+
+    Raises StopIteration, as an interruption, after so many runs.
+    """
+    left = iter(range(most_runs))
+
+    def counted(percent: dict[str, float]) -> Script:
+        def script(label: str, _: int) -> float:
+            next(left)
+            return RECORDED_S * (1 + percent[label] / 100)
+
+        return script
+
+    run = ScriptedRun(folder, labelled(len(build)), counted(build), reference=counted(reference))
+    outcomes, shift = run.go(), run.results.shift()
+    assert shift is not None
+    return outcomes, shift.change
+
+
 @pytest.fixture
 def alone(monkeypatch):
     """Nothing is timed, so nobody has to wait for the node."""

@@ -13,7 +13,7 @@ from perf.judge.rule import Override
 from perf.measure.reference import Reference
 from perf.settings import Settings
 from tests.factory import PLAN, baseline
-from tests.scripted_suite import NODE, RECORDED_S, ScriptedRun, alone, labelled
+from tests.scripted_suite import NODE, RECORDED_S, ScriptedRun, alone, go_or_stop, labelled
 
 pytestmark = pytest.mark.usefixtures("alone")
 __all__ = ["alone"]
@@ -89,27 +89,14 @@ def test_cell_that_lacks_runs_has_to_fit_into_the_time_that_is_left(tmp_path):
 def test_test_run_that_is_slower_everywhere_ends_as_it_would_have_without_the_interruption(tmp_path, most_runs):
     """The control cell is as fast as beside the reference: its own pairs say so, in one piece or in two."""
 
-    def go(folder, most):
-        left = iter(range(most))
-
-        def counted(percent):
-            def script(label, _):
-                next(left)  # StopIteration: interrupted
-                return slower(percent[label])
-
-            return script
-
-        build = dict.fromkeys("bdef", 17.6) | dict.fromkeys("ac", 5.0)
-        reference = dict.fromkeys("abcdf", 5.0) | {"e": 17.6}
-        run = ScriptedRun(folder, labelled(6), counted(build), reference=counted(reference))
-        return run.go(), run.results.shift().change
-
-    whole = go(tmp_path / "whole", 999)
+    slow = dict.fromkeys("abcdef", 17.6) | dict.fromkeys("ac", 5.0)
+    arms = slow, dict.fromkeys("abcdef", 5.0) | {"e": 17.6}
+    whole = go_or_stop(tmp_path / "whole", *arms)
     assert whole[0]["a"] == "ENVIRONMENT"
     assert whole[0]["b"] == "REGRESSED"
     with pytest.raises(StopIteration):
-        go(tmp_path / "halves", most_runs)
-    assert go(tmp_path / "halves", 999) == whole
+        go_or_stop(tmp_path / "halves", *arms, most_runs)
+    assert go_or_stop(tmp_path / "halves", *arms) == whole
 
 
 def test_resumed_test_run_is_no_bar_to_itself(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from perf import resumption
+from perf.facts import environment as room
 from perf.facts.environment import Source, telling_variables
 from perf.facts.failure import NotResumable
 from perf.facts.fault import Fault
@@ -165,3 +166,11 @@ def test_self_test_of_other_code_is_refused(tmp_path, settings):
     path.write_text(json.dumps(text))
     with pytest.raises(NotResumable, match="commit dead when measured"):
         resumption.check_selftest(made, settings, NODE)
+
+
+def test_digest_is_of_what_is_measured_and_of_what_measures(tmp_path, monkeypatch):
+    (tmp_path / "strategies").mkdir()
+    asked = []
+    monkeypatch.setattr(room, "digest", lambda folder: asked.append(folder) or "0123456789abcdef")
+    assert Source(tmp_path).digest == "0123456701234567"
+    assert asked == [tmp_path / "strategies", ROOT / "perf"]

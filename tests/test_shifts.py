@@ -8,7 +8,7 @@ from perf.facts.failure import FailureKind, LaunchError
 from perf.facts.record import MemoryPeaks, RunRecord
 from perf.judge import baseline as baselines
 from tests.factory import PLAN, baseline, change_ranks, gpu_use, run_record
-from tests.scripted_suite import NODE, RECORDED_S, ScriptedRun, alone, labelled
+from tests.scripted_suite import NODE, RECORDED_S, ScriptedRun, alone, go_or_stop, labelled
 
 pytestmark = pytest.mark.usefixtures("alone")
 __all__ = ["alone"]
@@ -137,24 +137,11 @@ def test_sensitive_preset_side_by_side_needs_no_baseline_that_carries_it(tmp_pat
 def test_test_run_that_was_interrupted_in_the_pairs_finds_the_shift_that_it_would_have_found(tmp_path):
     """The breaker is given first looks, although pairs with another change are there already."""
 
-    def go(folder, most_runs):
-        left = iter(range(most_runs))
-
-        def counted(percent):
-            def script(label, _):
-                next(left)  # StopIteration: interrupted
-                return slower(percent[label])
-
-            return script
-
-        arms = ({"a": 10, "b": 5, "c": 8, "d": -2}, {"a": 10, "b": 5, "c": 5, "d": 5})
-        run = ScriptedRun(folder, labelled(4), counted(arms[0]), reference=counted(arms[1]))
-        return run.go(), run.results.shift().change
-
-    whole = go(tmp_path / "whole", 999)
+    arms = {"a": 10, "b": 5, "c": 8, "d": -2}, {"a": 10, "b": 5, "c": 5, "d": 5}
+    whole = go_or_stop(tmp_path / "whole", *arms)
     with pytest.raises(StopIteration):
-        go(tmp_path / "halves", 33)
-    assert go(tmp_path / "halves", 999) == whole
+        go_or_stop(tmp_path / "halves", *arms, 33)
+    assert go_or_stop(tmp_path / "halves", *arms) == whole
 
 
 @pytest.mark.parametrize("hungry", "af")

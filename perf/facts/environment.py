@@ -24,7 +24,6 @@ def environment(
     without: Collection[str] = (),
 ) -> Environment:
     """The environment of a run; `variables` are those that only its ranks get, `without` those that they do not."""
-    inherited = {name: value for name, value in telling_variables().items() if name not in without}
     return Environment(
         machine=machine,
         host=platform.node(),
@@ -34,8 +33,13 @@ def environment(
         commit=source.commit,
         dirty=source.dirty,
         digest=source.digest,
-        variables=inherited | variables,
+        variables=variables_of_ranks(variables, without),
     )
+
+
+def variables_of_ranks(variables: dict[str, str], without: Collection[str] = ()) -> dict[str, str]:
+    """What is recorded of a run: telling ones of this process, less `without`, and those that only its ranks get."""
+    return {name: value for name, value in telling_variables().items() if name not in without} | variables
 
 
 def telling_variables() -> dict[str, str]:

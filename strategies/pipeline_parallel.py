@@ -166,10 +166,22 @@ class Pipelined(Sharded):
         return count, first
 
     def gather(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The union over the stages of all ranks."""
-        pieces: list[dict[str, Tensor]] = [{}] * self.pipeline.size()
-        dist.all_gather_object(pieces, tensors, group=self.pipeline.get_group())
-        return {name: tensor.to(self.device) for piece in pieces for name, tensor in piece.items()}
+        """The union over the stages of all ranks: names and shapes at first, then each tensor from its rank.
+
+        Pickled, a gradient that is a view of a bucket would carry the whole bucket, and so would all others in it.
+        """
+        group, mine = self.pipeline.get_group(), self.pipeline.get_local_rank()
+        forms: list[dict[str, tuple[torch.Size, torch.dtype]]] = [{}] * self.pipeline.size()
+        own = {name: (value.shape, value.dtype) for name, value in tensors.items()}
+        dist.all_gather_object(forms, own, group=group)
+        whole = dict[str, Tensor]()
+        for rank, held in enumerate(forms):
+            for name, (shape, dtype) in held.items():
+                is_mine = rank == mine
+                value = tensors[name].contiguous() if is_mine else torch.empty(shape, dtype=dtype, device=self.device)
+                dist.broadcast(value, group=group, group_src=rank)
+                whole[name] = value
+        return whole
 
     @property
     def device(self) -> torch.device:

@@ -37,6 +37,16 @@ class Watched(Value, frozen=True, kw_only=True):
     """Whether the loss that the step returned was more than 0."""
 
 
+class Gathered(Value, frozen=True, kw_only=True):
+    """What one rank has of what all ranks put in."""
+
+    values: dict[str, list[float]]
+    shapes: dict[str, list[int]]
+    dtypes: dict[str, str]
+    num_bytes: int
+    """That it gave to collectives."""
+
+
 class Clipped(Value, frozen=True, kw_only=True):
     """The global norm of known gradients, and this rank's own and its tied ones after clipping to 1."""
 
@@ -84,6 +94,23 @@ def clipped(payload: dict[str, Any], context: RankContext) -> None:
     assert own is not None
     copies = [float(copy.grad.view(-1)[0]) for copy in (sharded.embedding, sharded.head) if copy is not None]
     _leave(context, Clipped(norm=norm, own=float(own.grad.view(-1)[0]), tied=tuple(copies)))
+
+
+def gathered(payload: dict[str, Any], context: RankContext) -> None:
+    """Entry point of the server: each rank puts in views of one bucket of 1 MiB, one name from both, and a scalar."""
+    sharded, _ = _build(payload, context)
+    bucket = torch.arange(2**17, dtype=torch.float64) + 1000 * context.rank
+    tensors = {f"{context.rank}.{index}": bucket[index : index + 4].view(2, 2).T for index in range(8)}
+    tensors |= {"both": bucket[:1], f"scalar.{context.rank}": torch.tensor(context.rank, dtype=torch.bfloat16)}
+    with Ledger() as ledger:
+        whole = sharded.gather(tensors)
+    record = Gathered(
+        values={name: value.flatten().tolist() for name, value in whole.items()},
+        shapes={name: list(value.shape) for name, value in whole.items()},
+        dtypes={name: str(value.dtype) for name, value in whole.items()},
+        num_bytes=sum(entry.bytes for entry in ledger.entries()),
+    )
+    _leave(context, record)
 
 
 def _build(payload: dict[str, Any], context: RankContext) -> tuple[Pipelined, Layout]:

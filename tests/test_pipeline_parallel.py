@@ -15,7 +15,7 @@ from strategies.rules import refusal
 from strategies.spec import STAGES_PER_RANK, ComputeDtype, LossKind, Mode, Options, StrategyName
 from strategies.stages import V_SHAPED, stages_of_rank
 from tests.equivalence import CPU, Case
-from tests.pipeline_ranks import NORMS, Clipped, Watched
+from tests.pipeline_ranks import NORMS, Clipped, Gathered, Watched
 from tests.test_equivalence import distances, faults, small_case
 
 PIPELINES = tuple(STAGES_PER_RANK)
@@ -148,6 +148,21 @@ def test_clipping_uses_the_norm_over_all_stages_and_counts_a_tied_weight_once(la
         assert record.own == pytest.approx(own / 13, rel=1e-6)
     copies = [copy for record in records for copy in record.tied]
     assert copies == pytest.approx([tied / 13] * 2, rel=1e-6)
+
+
+def test_tensors_of_all_stages_are_gathered_without_the_buckets_that_they_are_views_of(launcher):
+    layout = small_case(StrategyName.PP_1F1B).layout
+    records = launcher.run("tests.pipeline_ranks:gathered", layout, world_size=2, record=Gathered, deadline_s=60.0)[0]
+    values = {
+        f"{rank}.{index}": [1000 * rank + index + step for step in (0, 2, 1, 3)]
+        for rank in range(2)
+        for index in range(8)
+    }
+    for record in records:
+        assert record.values == values | {"both": [1000], "scalar.0": [0], "scalar.1": [1]}
+        assert (record.shapes["1.7"], record.shapes["both"], record.shapes["scalar.1"]) == ([2, 2], [1], [])
+        assert (record.dtypes["0.0"], record.dtypes["scalar.0"]) == ("torch.float64", "torch.bfloat16")
+        assert 16 * 4 * 8 < record.num_bytes < 2**14
 
 
 @pytest.mark.skipif(not hasattr(torch.ops._c10d_functional, "isend"), reason="torch traces no point to point")

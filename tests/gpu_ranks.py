@@ -28,6 +28,7 @@ from strategies.sharded import BuildConfig, Sharded, train_step
 from strategies.spec import STEPS_BEFORE_CAPTURE, Mode
 from strategies.value import Value
 from tests.equivalence import leave
+from tests.shared_gpus import gpu_of
 
 STEPS = 20
 
@@ -223,6 +224,7 @@ def begin(cell: Cell, context: RankContext, num_steps: int) -> tuple[Sharded, li
     torch.set_num_threads(1)
     device = device_of(cell.device_kind, context.rank)
     if device.type == "cuda":
+        device = gpu_of(context)
         torch.cuda.set_device(device)
     if cell.mode is Mode.CUDAGRAPH:
         torch.cuda.set_stream(torch.cuda.Stream())

@@ -6,14 +6,14 @@ from collections import Counter
 import msgspec
 import pytest
 
-from perf.facts.gpus import visible_gpus
-from perf.facts.matrix import node
+from perf.facts.matrix import known_cells
 from strategies.layout import default_workload
+from strategies.rules import refusal
 from strategies.shapes import SIZES
-from strategies.spec import ComputeDtype, Mode
+from strategies.spec import ComputeDtype, LinkProfile, Mode
 from tests.gpu_ranks import Watched
+from tests.shared_gpus import on_gpus
 
-pytestmark = pytest.mark.skipif(len(visible_gpus(None)) < 2, reason="needs 2 GPUs")
 KERNELS = {
     "all_reduce": "AllReduce",
     "all_gather": "AllGather",
@@ -30,18 +30,25 @@ def tiny(cell):
     return msgspec.structs.replace(cell, size="tiny", workload=workload)
 
 
+LARGE = [cell for cell in known_cells().values() if (cell.size, cell.link) == ("0.6b", LinkProfile.NATIVE)]
 CELLS = [
-    tiny(cell) for cell in node() if cell.size == "0.6b" and cell.world_size == 2 and cell.mode is not Mode.CUDAGRAPH
+    cell
+    for cell in map(tiny, LARGE)
+    if cell.world_size > 1 and cell.mode is not Mode.CUDAGRAPH and refusal(cell.layout) is None
 ]
+"""`tiny` has fewer layers than an interleaved pipeline of four ranks has stages."""
 
 
 def test_tiny_is_tiny():
     assert all(cell.shape is SIZES["tiny"] for cell in CELLS)
+    assert {cell.world_size for cell in CELLS} == {2, 4}
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=[cell.id for cell in CELLS])
+@pytest.mark.parametrize("cell", [pytest.param(cell, id=cell.id, marks=on_gpus(cell.world_size)) for cell in CELLS])
 def test_ledger_is_what_nccl_does(launcher, cell):
-    records, teardown_hang = launcher.run("tests.gpu_ranks:watch", cell, world_size=2, record=Watched, deadline_s=120.0)
+    records, teardown_hang = launcher.run(
+        "tests.gpu_ranks:watch", cell, world_size=cell.world_size, record=Watched, deadline_s=120.0
+    )
     assert not teardown_hang
     for record in records:
         kernels = Counter()

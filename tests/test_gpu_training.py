@@ -13,14 +13,16 @@ import pytest
 from filelock import FileLock
 
 from perf.facts import jsonfile
-from perf.facts.gpus import visible_gpus
-from perf.facts.matrix import node
+from perf.facts.matrix import known_cells
 from perf.measure.launch import LaunchError
-from strategies.spec import ComputeDtype, Mode, StrategyName
+from strategies.spec import ComputeDtype, LinkProfile, Mode, StrategyName
 from strategies.value import Value
 from tests.gpu_ranks import STEPS, Task, Training
+from tests.shared_gpus import NUM_GPUS, on_gpus
 
-pytestmark = [pytest.mark.skipif(len(visible_gpus(None)) < 2, reason="needs 2 GPUs"), pytest.mark.long]
+pytestmark = [on_gpus(1), pytest.mark.long]
+if NUM_GPUS < 4:  # Two cells that share a GPU would want more memory than it has: one worker makes all.
+    pytestmark.append(pytest.mark.xdist_group("shared GPUs"))
 
 
 def smaller(cell):
@@ -30,8 +32,10 @@ def smaller(cell):
     return msgspec.structs.replace(cell, workload=workload)
 
 
-CELLS = [smaller(cell) for cell in node() if cell.size in ("0.6b", "a3b") and cell.world_size <= 2]
-"""Of smaller batches: three of the dense ones so fit on one pair of GPUs, which workers can share."""
+CELLS = [
+    smaller(cell) for cell in known_cells().values() if cell.size in ("0.6b", "a3b") and cell.link is LinkProfile.NATIVE
+]
+"""Of smaller batches, of which a GPU holds all four ranks of the dense ones."""
 WORST, MEDIAN = 2.5, 1.3
 """Errors of a strategy's gradients over those of the unsharded model: of the worst tensor, and of the median one."""
 SPREADS = 5.0
@@ -111,7 +115,7 @@ def losses_off(records, yardstick):
     return {step: gap for step, gap in enumerate(gaps) if not gap <= yardstick.loss_band[step]}
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=[cell.id for cell in CELLS])
+@pytest.mark.parametrize("cell", [pytest.param(cell, id=cell.id, marks=on_gpus(cell.world_size)) for cell in CELLS])
 def test_cell_trains_as_the_unsharded_model(launcher, yardstick, record_property, cell):
     task = msgspec.structs.replace(yardstick.task, cell=cell)
     if cell.mode is Mode.CUDAGRAPH and task.steps < STEPS:
@@ -136,6 +140,7 @@ def test_replays_of_an_old_batch_are_found(launcher, yardstick):
     assert losses_off(train(launcher, task), yardstick)
 
 
+@on_gpus(2)
 def test_hang_in_a_replay_is_a_hang_with_stacks(launcher):
     (cell,) = [of for of in CELLS if of.strategy is StrategyName.DDP and of.mode is Mode.CUDAGRAPH]
     with pytest.raises(LaunchError, match=r"^HANG") as caught:
